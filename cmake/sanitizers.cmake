@@ -1,0 +1,6 @@
+add_library(tdm_sanitizers INTERFACE)
+if(TDM_SANITIZE)
+  target_compile_options(tdm_sanitizers INTERFACE
+    -fsanitize=${TDM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(tdm_sanitizers INTERFACE -fsanitize=${TDM_SANITIZE})
+endif()

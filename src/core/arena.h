@@ -1,0 +1,73 @@
+// arena.h — bump allocation for activations and workspaces. Memory is taken in large blocks, kept, and reused after a
+// rewind, so a warmed-up step allocates nothing. Pointers stay valid until the arena is rewound past them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace tandem {
+
+class Arena {
+ public:
+  static constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 vector
+
+  explicit Arena(std::size_t block_bytes = std::size_t{4} << 20) : block_bytes_(block_bytes) {}
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  Arena(Arena&&) noexcept = default;
+  Arena& operator=(Arena&&) noexcept = default;
+  ~Arena() = default;
+
+  /// `count` uninitialised elements, 64-byte aligned.
+  template <typename T>
+  [[nodiscard]] std::span<T> take(std::int64_t count) {
+    return {static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T))), static_cast<std::size_t>(count)};
+  }
+
+  /// A position to rewind to.
+  struct Mark {
+    std::size_t block = 0;
+    std::size_t used = 0;
+  };
+  [[nodiscard]] Mark mark() const { return {current_, used_}; }
+  void rewind(Mark mark) {
+    current_ = mark.block;
+    used_ = mark.used;
+  }
+  void reset() { rewind({}); }
+  [[nodiscard]] std::size_t capacity_bytes() const;
+
+ private:
+  struct FreeAligned {
+    void operator()(std::byte* pointer) const;
+  };
+  struct Block {
+    std::unique_ptr<std::byte, FreeAligned> data;
+    std::size_t bytes = 0;
+  };
+
+  void* take_bytes(std::size_t bytes);
+
+  std::size_t block_bytes_;
+  std::vector<Block> blocks_;
+  std::size_t current_ = 0;
+  std::size_t used_ = 0;
+};
+
+/// Rewinds an arena to where it stood when the scope began.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.rewind(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+}  // namespace tandem

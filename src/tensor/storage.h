@@ -1,0 +1,41 @@
+// storage.h — owned, 64-byte aligned host memory. Move-only; a copy is the named clone().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tensor/view.h"
+
+namespace tandem {
+
+class Storage {
+ public:
+  Storage() = default;
+  /// Zero-filled. Errors: std::bad_alloc.
+  explicit Storage(std::int64_t bytes);
+
+  [[nodiscard]] std::int64_t size_bytes() const { return bytes_; }
+  [[nodiscard]] std::byte* data() { return data_.get(); }
+  [[nodiscard]] const std::byte* data() const { return data_.get(); }
+  [[nodiscard]] Storage clone() const;
+
+  template <typename T>
+  [[nodiscard]] std::span<T> as() {
+    return {reinterpret_cast<T*>(data_.get()), static_cast<std::size_t>(bytes_) / sizeof(T)};
+  }
+  template <typename T>
+  [[nodiscard]] std::span<const T> as() const {
+    return {reinterpret_cast<const T*>(data_.get()), static_cast<std::size_t>(bytes_) / sizeof(T)};
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* pointer) const;
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace tandem
