@@ -6,7 +6,9 @@
 
 namespace tandem {
 
-void Arena::FreeAligned::operator()(std::byte* pointer) const { std::free(pointer); }
+void Arena::FreeAligned::operator()(std::byte* pointer) const {
+  std::free(pointer);
+}
 
 std::size_t Arena::capacity_bytes() const {
   std::size_t total = 0;

@@ -1,5 +1,6 @@
-// arena.h — bump allocation for activations and workspaces. Memory is taken in large blocks, kept, and reused after a
-// rewind, so a warmed-up step allocates nothing. Pointers stay valid until the arena is rewound past them.
+// arena.h — bump allocation for activations and workspaces. Memory is taken in large blocks, kept,
+// and reused after a rewind, so a warmed-up step allocates nothing. Pointers stay valid until the
+// arena is rewound past them.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,8 @@ class Arena {
   /// `count` uninitialised elements, 64-byte aligned.
   template <typename T>
   [[nodiscard]] std::span<T> take(std::int64_t count) {
-    return {static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T))), static_cast<std::size_t>(count)};
+    return {static_cast<T*>(take_bytes(static_cast<std::size_t>(count) * sizeof(T))),
+            static_cast<std::size_t>(count)};
   }
 
   /// A position to rewind to.

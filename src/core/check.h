@@ -1,4 +1,5 @@
-// check.h — assertions about our own code. TDM_CHECK is always on and aborts; TDM_DCHECK only in debug builds.
+// check.h — assertions about our own code. TDM_CHECK is always on and aborts; TDM_DCHECK only in
+// debug builds.
 #pragma once
 
 #include <string>
@@ -6,7 +7,8 @@
 #include <fmt/format.h>
 
 namespace tandem::detail {
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& detail);
+[[noreturn]] void check_failed(const char* file, int line, const char* condition,
+                               const std::string& detail);
 
 template <typename... Args>
 std::string describe(Args&&... args) {
@@ -17,12 +19,12 @@ std::string describe(Args&&... args) {
 }  // namespace tandem::detail
 
 /// TDM_CHECK(cond, values...): aborts with the condition and the values when `cond` is false.
-#define TDM_CHECK(cond, ...)                                                                     \
-  do {                                                                                           \
-    if (!(cond)) [[unlikely]] {                                                                  \
-      ::tandem::detail::check_failed(__FILE__, __LINE__, #cond,                                  \
-                                     ::tandem::detail::describe(__VA_ARGS__));                   \
-    }                                                                                            \
+#define TDM_CHECK(cond, ...)                                                   \
+  do {                                                                         \
+    if (!(cond)) [[unlikely]] {                                                \
+      ::tandem::detail::check_failed(__FILE__, __LINE__, #cond,                \
+                                     ::tandem::detail::describe(__VA_ARGS__)); \
+    }                                                                          \
   } while (false)
 
 #ifdef NDEBUG

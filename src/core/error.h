@@ -1,5 +1,6 @@
-// error.h — how failures travel. Bad input comes back as Expected<T>; a broken environment is thrown as Error; a bug of
-// ours aborts through TDM_CHECK (check.h). Only cli/, worker loops and request boundaries catch Error.
+// error.h — how failures travel. Bad input comes back as Expected<T>; a broken environment is
+// thrown as Error; a bug of ours aborts through TDM_CHECK (check.h). Only cli/, worker loops and
+// request boundaries catch Error.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +12,8 @@
 
 namespace tandem {
 
-/// What is wrong with input from outside: one sentence that names the file, field or request and what was expected.
+/// What is wrong with input from outside: one sentence that names the file, field or request and
+/// what was expected.
 struct Failure {
   std::string message;
 };
@@ -22,7 +24,8 @@ template <typename... Args>
   return Failure{fmt::format(format, std::forward<Args>(args)...)};
 }
 
-/// The environment broke (disk full, out of memory at start, a file vanished). Carries a message for people.
+/// The environment broke (disk full, out of memory at start, a file vanished). Carries a message
+/// for people.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -37,7 +40,8 @@ template <typename... Args>
 template <typename T>
 class [[nodiscard]] Expected {
  public:
-  Expected(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Expected(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
   Expected(Failure failure) : state_(std::in_place_index<1>, std::move(failure)) {}  // NOLINT
 
   [[nodiscard]] bool ok() const { return state_.index() == 0; }

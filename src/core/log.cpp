@@ -34,7 +34,9 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
+void set_log_level(LogLevel level) {
+  logger().set_level(to_spdlog(level));
+}
 
 void log_line(LogLevel level, std::string_view event, std::string_view text) {
   logger().log(to_spdlog(level), "{} {}", event, text);

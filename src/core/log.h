@@ -1,5 +1,6 @@
-// log.h — the one logging header. One structured line an event: log_info("engine.start", "pages={} slots={}", p, s).
-// Libraries log, only cli/ prints. The sink is stderr; the level comes from `--log-level`.
+// log.h — the one logging header. One structured line an event: log_info("engine.start", "pages={}
+// slots={}", p, s). Libraries log, only cli/ prints. The sink is stderr; the level comes from
+// `--log-level`.
 #pragma once
 
 #include <string_view>

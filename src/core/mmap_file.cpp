@@ -49,7 +49,8 @@ MmapFile& MmapFile::operator=(MmapFile&& other) noexcept {
 
 MmapFile::~MmapFile() {
   if (data_ != nullptr) {
-    ::munmap(const_cast<std::byte*>(data_), size_);  // NOLINT(cppcoreguidelines-pro-type-const-cast): munmap's C API
+    ::munmap(const_cast<std::byte*>(data_),
+             size_);  // NOLINT(cppcoreguidelines-pro-type-const-cast): munmap's C API
   }
 }
 

@@ -11,7 +11,8 @@ namespace tandem {
 
 class MmapFile {
  public:
-  /// Errors: a Failure naming the path when the file is missing, is not a regular file, or cannot be mapped.
+  /// Errors: a Failure naming the path when the file is missing, is not a regular file, or cannot
+  /// be mapped.
   static Expected<MmapFile> open(const std::string& path);
 
   MmapFile(const MmapFile&) = delete;
@@ -24,7 +25,8 @@ class MmapFile {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  MmapFile(std::string path, const std::byte* data, std::size_t size) : path_(std::move(path)), data_(data), size_(size) {}
+  MmapFile(std::string path, const std::byte* data, std::size_t size)
+      : path_(std::move(path)), data_(data), size_(size) {}
 
   std::string path_;
   const std::byte* data_ = nullptr;

@@ -1,5 +1,6 @@
-// rng.h — counter-based random numbers: every draw is a pure function of (key, counter), so no result depends on the
-// order of arrival, the thread, or the batch. The generator is Philox 4x32-10 (Salmon et al., SC'11).
+// rng.h — counter-based random numbers: every draw is a pure function of (key, counter), so no
+// result depends on the order of arrival, the thread, or the batch. The generator is Philox 4x32-10
+// (Salmon et al., SC'11).
 #pragma once
 
 #include <array>
@@ -11,10 +12,12 @@ namespace tandem {
 __extension__ using Uint128 = unsigned __int128;
 
 /// Four 32-bit words for one counter under one key.
-[[nodiscard]] constexpr std::array<std::uint32_t, 4> philox4x32(std::uint64_t key, std::uint64_t counter_hi,
+[[nodiscard]] constexpr std::array<std::uint32_t, 4> philox4x32(std::uint64_t key,
+                                                                std::uint64_t counter_hi,
                                                                 std::uint64_t counter_lo) {
-  std::array<std::uint32_t, 4> c{static_cast<std::uint32_t>(counter_lo), static_cast<std::uint32_t>(counter_lo >> 32),
-                                 static_cast<std::uint32_t>(counter_hi), static_cast<std::uint32_t>(counter_hi >> 32)};
+  std::array<std::uint32_t, 4> c{
+      static_cast<std::uint32_t>(counter_lo), static_cast<std::uint32_t>(counter_lo >> 32),
+      static_cast<std::uint32_t>(counter_hi), static_cast<std::uint32_t>(counter_hi >> 32)};
   std::uint32_t k0 = static_cast<std::uint32_t>(key);
   std::uint32_t k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -52,17 +55,21 @@ class Rng {
     return (std::uint64_t{words[1]} << 32) | words[0];
   }
   /// Uniform in [0, 1) with 53 bits.
-  [[nodiscard]] constexpr double uniform() { return static_cast<double>(next_u64() >> 11) * 0x1.0p-53; }
+  [[nodiscard]] constexpr double uniform() {
+    return static_cast<double>(next_u64() >> 11) * 0x1.0p-53;
+  }
   /// Uniform integer in [0, bound); bound > 0. The bias is below bound / 2^64.
   [[nodiscard]] constexpr std::uint64_t below(std::uint64_t bound) {
     return static_cast<std::uint64_t>((static_cast<Uint128>(next_u64()) * bound) >> 64);
   }
-  /// Close to N(0, 1): sum of 12 uniforms minus 6 (Irwin-Hall). Exact arithmetic, so the same on every machine and libm.
+  /// Close to N(0, 1): sum of 12 uniforms minus 6 (Irwin-Hall). Exact arithmetic, so the same on
+  /// every machine and libm.
   [[nodiscard]] constexpr double normal() {
     double sum = -6.0;
     for (int i = 0; i < 6; ++i) {
       const std::uint64_t word = next_u64();
-      sum += static_cast<double>(word >> 32) * 0x1.0p-32 + static_cast<double>(word & 0xFFFFFFFFU) * 0x1.0p-32;
+      sum += static_cast<double>(word >> 32) * 0x1.0p-32 +
+             static_cast<double>(word & 0xFFFFFFFFU) * 0x1.0p-32;
     }
     return sum;
   }

@@ -1,6 +1,7 @@
-// thread_pool.h — fork-join over fixed blocks of work. Which thread runs a block never changes a result: callers cut work
-// by its own size, not by the thread count. The caller works too; idle workers sleep on a futex after a bounded spin
-// (about 20 us), so a machine shared with other work slows down in proportion instead of collapsing on spin barriers.
+// thread_pool.h — fork-join over fixed blocks of work. Which thread runs a block never changes a
+// result: callers cut work by its own size, not by the thread count. The caller works too; idle
+// workers sleep on a futex after a bounded spin (about 20 us), so a machine shared with other work
+// slows down in proportion instead of collapsing on spin barriers.
 #pragma once
 
 #include <atomic>
@@ -22,8 +23,9 @@ class ThreadPool {
 
   [[nodiscard]] int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Runs fn(block, thread) for block = 0..num_blocks-1 and returns when all have ended. `thread` < num_threads() names
-  /// the running thread, for per-thread scratch only. fn must not throw and must not call parallel_for again.
+  /// Runs fn(block, thread) for block = 0..num_blocks-1 and returns when all have ended. `thread` <
+  /// num_threads() names the running thread, for per-thread scratch only. fn must not throw and
+  /// must not call parallel_for again.
   template <typename Fn>
   void parallel_for(std::int64_t num_blocks, const Fn& fn) {
     if (num_blocks <= 1 || workers_.empty()) {
@@ -32,9 +34,12 @@ class ThreadPool {
       }
       return;
     }
-    run(num_blocks, [](const void* context, std::int64_t block, int thread) {
-      (*static_cast<const Fn*>(context))(block, thread);
-    }, &fn);
+    run(
+        num_blocks,
+        [](const void* context, std::int64_t block, int thread) {
+          (*static_cast<const Fn*>(context))(block, thread);
+        },
+        &fn);
   }
 
  private:
@@ -44,8 +49,9 @@ class ThreadPool {
   void work(int thread);
   void worker_loop(int thread);
 
-  // One job at a time. `gate_` holds kOpen while blocks may still be claimed, plus the number of workers inside; the job
-  // fields below are written only while it is 0, so a worker that wakes late finds the gate shut and goes back to sleep.
+  // One job at a time. `gate_` holds kOpen while blocks may still be claimed, plus the number of
+  // workers inside; the job fields below are written only while it is 0, so a worker that wakes
+  // late finds the gate shut and goes back to sleep.
   static constexpr std::uint32_t kOpen = 1U << 31;
   BlockFn fn_ = nullptr;
   const void* context_ = nullptr;

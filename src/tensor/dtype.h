@@ -8,7 +8,22 @@
 
 namespace tandem {
 
-enum class DType { kF32, kBF16, kF16, kF8E4M3, kU8, kI8, kI16, kU16, kI32, kU32, kI64, kU64, kF64, kBool };
+enum class DType {
+  kF32,
+  kBF16,
+  kF16,
+  kF8E4M3,
+  kU8,
+  kI8,
+  kI16,
+  kU16,
+  kI32,
+  kU32,
+  kI64,
+  kU64,
+  kF64,
+  kBool
+};
 
 /// Bytes of one element.
 [[nodiscard]] std::int64_t dtype_size(DType dtype);
@@ -20,7 +35,9 @@ enum class DType { kF32, kBF16, kF16, kF8E4M3, kU8, kI8, kI16, kU16, kI32, kU32,
 struct BF16 {
   std::uint16_t bits = 0;
 
-  [[nodiscard]] constexpr float to_float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+  [[nodiscard]] constexpr float to_float() const {
+    return std::bit_cast<float>(std::uint32_t{bits} << 16);
+  }
   /// Round to nearest even; NaN stays NaN.
   [[nodiscard]] static constexpr BF16 from_float(float value) {
     const auto u = std::bit_cast<std::uint32_t>(value);

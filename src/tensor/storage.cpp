@@ -6,7 +6,9 @@
 
 namespace tandem {
 
-void Storage::Free::operator()(std::byte* pointer) const { std::free(pointer); }
+void Storage::Free::operator()(std::byte* pointer) const {
+  std::free(pointer);
+}
 
 Storage::Storage(std::int64_t bytes) : bytes_(bytes) {
   const auto rounded = (static_cast<std::size_t>(bytes) + 63) / 64 * 64;

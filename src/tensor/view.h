@@ -1,5 +1,5 @@
-// view.h — TensorView<T, Rank>: pointer + shape + strides, passed by value. Row-major, the last index fastest. A view never
-// outlives the call it is passed to unless a comment names the owner.
+// view.h — TensorView<T, Rank>: pointer + shape + strides, passed by value. Row-major, the last
+// index fastest. A view never outlives the call it is passed to unless a comment names the owner.
 #pragma once
 
 #include <array>
@@ -24,12 +24,12 @@ class TensorView {
       stride *= shape[at(axis)];
     }
   }
-  constexpr TensorView(T* data, Shape shape, Shape strides) : data_(data), shape_(shape), strides_(strides) {}
+  constexpr TensorView(T* data, Shape shape, Shape strides)
+      : data_(data), shape_(shape), strides_(strides) {}
 
   /// A view of mutable elements reads as a view of const ones.
   constexpr operator TensorView<const T, Rank>() const  // NOLINT(google-explicit-constructor)
-    requires(!std::is_const_v<T>)
-  {
+      requires(!std::is_const_v<T>) {
     return {data_, shape_, strides_};
   }
 
@@ -59,10 +59,12 @@ class TensorView {
   template <typename... Index>
   [[nodiscard]] constexpr T& operator()(Index... index) const {
     static_assert(sizeof...(Index) == Rank);
-    const std::array<std::int64_t, static_cast<std::size_t>(Rank)> indices{static_cast<std::int64_t>(index)...};
+    const std::array<std::int64_t, static_cast<std::size_t>(Rank)> indices{
+        static_cast<std::int64_t>(index)...};
     std::int64_t offset = 0;
     for (int axis = 0; axis < Rank; ++axis) {
-      TDM_DCHECK(indices[at(axis)] >= 0 && indices[at(axis)] < shape_[at(axis)], indices[at(axis)], shape_[at(axis)]);
+      TDM_DCHECK(indices[at(axis)] >= 0 && indices[at(axis)] < shape_[at(axis)], indices[at(axis)],
+                 shape_[at(axis)]);
       offset += indices[at(axis)] * strides_[at(axis)];
     }
     return data_[offset];
@@ -79,7 +81,8 @@ class TensorView {
   }
   /// Columns [begin, begin + count) of the last axis.
   [[nodiscard]] constexpr TensorView cols(std::int64_t begin, std::int64_t count) const {
-    TDM_DCHECK(begin >= 0 && count >= 0 && begin + count <= shape_[at(Rank - 1)], begin, count, shape_[at(Rank - 1)]);
+    TDM_DCHECK(begin >= 0 && count >= 0 && begin + count <= shape_[at(Rank - 1)], begin, count,
+               shape_[at(Rank - 1)]);
     Shape shape = shape_;
     shape[at(Rank - 1)] = count;
     return {data_ + begin * strides_[at(Rank - 1)], shape, strides_};

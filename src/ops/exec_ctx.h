@@ -1,0 +1,19 @@
+// exec_ctx.h — everything an op needs besides its arguments. Passed, never global.
+#pragma once
+
+#include "core/arena.h"
+#include "core/thread_pool.h"
+#include "ops/profiler.h"
+
+namespace tandem {
+
+struct OpTable;
+
+struct ExecCtx {
+  const OpTable* ops = nullptr;  // the backend; filled by cli/ or a test
+  ThreadPool* pool = nullptr;    // where ops run their blocks
+  Arena* workspace = nullptr;    // scratch inside one op or layer; rewound by an ArenaScope
+  Profiler* profiler = nullptr;  // optional: time per op
+};
+
+}  // namespace tandem

@@ -1,0 +1,63 @@
+// mla.h — multi-head latent attention without positions (NoPE), absorbed over a paged latent cache,
+// and the expanded reference form.   Source: kimi-k3.md 5.
+//
+// A cache row is [ c (DL, after kv_a_layernorm) | k_s (DR) ], fp32. Determinism: for one query row,
+// scores, the softmax sum and the weighted sum run over keys in order of position in one fixed
+// order, so neither paging, nor batch, nor the split of a prompt matters.
+#pragma once
+
+#include "ops/exec_ctx.h"
+#include "tensor/view.h"
+
+namespace tandem {
+
+/// Where the keys of each sequence are.
+struct MlaCacheView {
+  F32Mat rows;             // [pages * page_size, DL + DR]
+  ConstI32Mat page_table;  // [B, max_pages]; key j of sequence b is row page_table[b, j /
+                           // page_size] * page_size + j % page_size
+  std::int64_t page_size = 1;
+};
+
+struct MlaBatch {
+  ConstI32Vec cu_seqlens;  // [B+1] query rows
+  ConstI32Vec kv_lens;  // [B] keys of sequence b visible to its last query row (cached rows + the
+                        // rows of this call). Query row i of n sees the first kv_lens[b] - (n - 1 -
+                        // i) keys; 0 for a padding sequence: zero output
+};
+
+struct MlaOps {
+  void (*store)(const ExecCtx&, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_mapping);
+  void (*absorbed)(const ExecCtx&, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+                   const MlaCacheView& cache, const MlaBatch& batch, float scale);
+  void (*absorbed_bwd)(const ExecCtx&, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
+                       ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
+                       ConstI32Vec cu_seqlens, float scale);
+  void (*expanded)(const ExecCtx&, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope,
+                   ConstF32Mat k_shared, ConstF32Cube v, ConstI32Vec cu_seqlens, float scale);
+};
+
+namespace ops {
+
+/// rows[slot_mapping[t]] = kv[t]; slot -1 is skipped.   Shapes: kv [T, DL+DR]; slot_mapping [T].
+void mla_store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_mapping);
+
+/// o_lat[t, h] = sum_j softmax_j(scale q[t, h] . row_j) c_j over the visible keys.
+/// Shapes: q [T, H, DL+DR] = [q_lat | q_s]; o_lat [T, H, DL]; lse [T, H] (log of the softmax sum,
+/// natural, including the max)
+///         or an empty view when not needed.
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+                  const MlaCacheView& cache, const MlaBatch& batch, float scale);
+/// Training batches only: the keys of a sequence are its own rows of `kv` [T, DL+DR]. d_q, d_kv are
+/// overwritten.
+void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
+                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
+                      ConstI32Vec cu_seqlens, float scale);
+
+/// The form of kimi-k3.md 5.1 on expanded keys and values, without a cache.
+/// Shapes: q [T, H, DN+DR]; k_nope [T, H, DN]; k_shared [T, DR]; v, o [T, H, V].
+void mla_expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope,
+                  ConstF32Mat k_shared, ConstF32Cube v, ConstI32Vec cu_seqlens, float scale);
+
+}  // namespace ops
+}  // namespace tandem
