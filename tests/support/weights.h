@@ -25,8 +25,9 @@ struct Format {
 };
 
 inline constexpr Format kFormats[] = {
-    {WeightFormat::kF32, "F32", 1},
-    {WeightFormat::kBF16, "BF16", 1},
+    {WeightFormat::kF32, "F32", 1},           {WeightFormat::kBF16, "BF16", 1},
+    {WeightFormat::kMxFp4, "MxFp4", 32},      {WeightFormat::kNvFp4, "NvFp4", 16},
+    {WeightFormat::kFp8Block, "Fp8Block", 1},
 };
 
 /// Owns a weight [out, in] with random codes and scales as a checkpoint would store them.

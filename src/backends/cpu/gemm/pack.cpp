@@ -92,21 +92,23 @@ void pack_byte_scales(std::uint8_t* to, const WeightRef& weight, std::int64_t pa
   }
 }
 
-/// FP8: one fp32 a lane. The kernel builds e4m3 values 2^-120 too small, so the scale makes up for
-/// it when it can (kFp8ScaleUp). A NaN code makes its row's results NaN whatever x is, so it is
-/// moved to the scale and the kernel need not look for it.
+constexpr std::int64_t kFp8Block = 128;
+
+/// FP8: one fp32 a lane, times 2^120: the kernel's code values are that much too small. A NaN code
+/// makes all results of its row NaN whatever x is, so it is moved to the scale and the kernel need
+/// not look for it.
 void pack_fp8_scales(float* to, const WeightRef& weight, std::int64_t panel) {
-  constexpr std::int64_t kBlock = 128;
-  const std::int64_t blocks = ceil_div(weight.cols, kBlock);
-  const auto* from = static_cast<const float*>(weight.scales) + panel * kPanel / kBlock * blocks;
+  const std::int64_t blocks = ceil_div(weight.cols, kFp8Block);
+  const float* from =
+      static_cast<const float*>(weight.scales) + panel * kPanel / kFp8Block * blocks;
   const auto* codes = static_cast<const std::uint8_t*>(weight.data);
   for (std::int64_t block = 0; block < blocks; ++block) {
     for (std::int64_t n = 0; n < kPanel; ++n) {
       const std::int64_t row = panel * kPanel + n;
-      float scale = row < weight.rows ? from[block] : 1.0F;
+      float scale = row < weight.rows ? from[block] * 0x1.0p120F : 1.0F;
       if (row < weight.rows) {
-        const std::uint8_t* begin = codes + row * weight.cols + block * kBlock;
-        const std::uint8_t* end = begin + std::min(kBlock, weight.cols - block * kBlock);
+        const std::uint8_t* begin = codes + row * weight.cols + block * kFp8Block;
+        const std::uint8_t* end = begin + std::min(kFp8Block, weight.cols - block * kFp8Block);
         if (std::any_of(begin, end, [](std::uint8_t c) { return (c & 0x7FU) == 0x7FU; })) {
           scale = std::numeric_limits<float>::quiet_NaN();
         }

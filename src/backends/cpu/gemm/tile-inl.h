@@ -18,27 +18,11 @@
 
 #include <hwy/highway.h>
 
+#include "backends/cpu/gemm/formats-inl.h"
 #include "backends/cpu/gemm/panel.h"
-
-#ifdef __clang__
-#define TDM_UNROLL _Pragma("unroll")
-#else
-#define TDM_UNROLL _Pragma("GCC unroll 64")
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::gemm::HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
-
-using Floats = hn::CappedTag<float, 16>;
-using Words = hn::RebindToUnsigned<Floats>;
-using Ints = hn::RebindToSigned<Floats>;
-using VF = hn::Vec<Floats>;
-using VU = hn::Vec<Words>;
-
-inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(Floats()));
-inline constexpr int kVectors = 16 / kLanes;  // vectors a panel
 
 // Tile heights and the panels that go with them, by the number of vector registers (32, 16, 32).
 inline constexpr int kTileRows = kVectors == 1 ? 12 : kVectors <= 4 ? 6 : 4;
@@ -49,16 +33,6 @@ static_assert(kMaxTile % kTileRows == 0);
 constexpr std::int64_t tile_height(std::int64_t rows) {
   const std::int64_t height = rows > 8 ? 16 : rows > 4 ? 8 : rows > 2 ? 4 : rows;
   return height < kTileRows ? height : kTileRows;
-}
-
-static_assert(HWY_NATIVE_FMA || HWY_TARGET == HWY_SCALAR, "this target rounds twice");
-
-HWY_INLINE VF fma(VF a, VF b, VF c) {
-#if HWY_TARGET == HWY_SCALAR
-  return hn::Set(Floats(), std::fma(hn::GetLane(a), hn::GetLane(b), hn::GetLane(c)));
-#else
-  return hn::MulAdd(a, b, c);
-#endif
 }
 
 /// Panels of one weight from some k on; the next panel lies a stride further.
@@ -78,31 +52,6 @@ struct RowMajorX {
 struct ColMajorX {
   static constexpr std::int64_t row(int) { return 1; }
   static constexpr std::int64_t col(int rows) { return rows; }
-};
-
-// A format: how many k one 32-bit lane holds, how many k share a scale, and how to take the j-th.
-struct F32Format {
-  static constexpr WeightFormat kFormat = WeightFormat::kF32;
-  static constexpr int kGroup = 1;
-  static HWY_INLINE VF scale(const std::uint8_t*, float) { return hn::Zero(Floats()); }
-  template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF) {
-    return hn::BitCast(Floats(), words);
-  }
-};
-
-struct BF16Format {
-  static constexpr WeightFormat kFormat = WeightFormat::kBF16;
-  static constexpr int kGroup = 2;
-  static HWY_INLINE VF scale(const std::uint8_t*, float) { return hn::Zero(Floats()); }
-  template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF) {
-    if constexpr (kIndex == 0) {
-      return hn::BitCast(Floats(), hn::ShiftLeft<16>(words));
-    } else {
-      return hn::BitCast(Floats(), hn::And(words, hn::Set(Words(), 0xFFFF0000U)));
-    }
-  }
 };
 
 struct TileArgs {
@@ -231,20 +180,74 @@ struct Tile {
   }
 };
 
+/// Whether a tile's accumulators and operands fit the register file; a single panel always may.
+template <typename Format>
+constexpr bool fits(int rows, int panels) {
+  constexpr int kRegisters = kVectors == 2 ? 16 : 32;
+  const int operands = Format::kGroup == 1 ? panels : 2 * panels + 1;  // words, scales, table
+  return panels == 1 || (rows * panels + operands) * kVectors + 2 <= kRegisters;
+}
+
+/// The most panels that a tile of this height takes at once.
+template <typename Format>
+constexpr int widest(int rows) {
+  return fits<Format>(rows, 4) ? 4 : fits<Format>(rows, 2) ? 2 : 1;
+}
+
+/// Runs `panels` panels at the compiled widths.
+template <typename Format, typename Layout, int R>
+HWY_INLINE void run_panels(TileArgs args, int panels) {
+  const int cols = args.cols;
+  const auto advance = [&](int done) {
+    args.panels.words += done * args.panels.word_stride;
+    args.panels.scales += done * args.panels.scale_stride;
+    args.y += done * kPanel;
+    panels -= done;
+  };
+  int left = cols;
+  const auto take_cols = [&](int width) {
+    args.cols = std::min(left, 16 * width);
+    left -= args.cols;
+  };
+  while (panels > 0) {
+    if constexpr (fits<Format>(R, 4)) {
+      if (panels >= 4) {
+        take_cols(4);
+        Tile<Format, Layout, R, 4>::run(args);
+        advance(4);
+        continue;
+      }
+    }
+    if constexpr (fits<Format>(R, 2)) {
+      if (panels >= 2) {
+        take_cols(2);
+        Tile<Format, Layout, R, 2>::run(args);
+        advance(2);
+        continue;
+      }
+    }
+    take_cols(1);
+    Tile<Format, Layout, R, 1>::run(args);
+    advance(1);
+  }
+}
+
 /// Runs the tile of height tile_height(args.rows).
-template <typename Format, typename Layout, int P>
-HWY_INLINE void run_tile(const TileArgs& args) {
+template <typename Format, typename Layout>
+HWY_INLINE void run_tile(const TileArgs& args, int panels) {
   switch (tile_height(args.rows)) {
     case 1:
-      return Tile<Format, Layout, 1, P>::run(args);
+      return run_panels<Format, Layout, 1>(args, panels);
     case 2:
-      return Tile<Format, Layout, 2, P>::run(args);
+      return run_panels<Format, Layout, 2>(args, panels);
     case 4:
-      return Tile<Format, Layout, 4, P>::run(args);
+      return run_panels<Format, Layout, 4>(args, panels);
     case 8:
-      return Tile < Format, Layout, kTileRows < 8 ? 4 : 8, P > ::run(args);
+      return run_panels < Format, Layout, kTileRows < 8 ? 4 : 8 > (args, panels);
     default:
-      return Tile<Format, Layout, kTileRows, P>::run(args);
+      if constexpr (Format::kGroup == 1) {
+        return run_panels<Format, Layout, kTileRows>(args, panels);
+      }
   }
 }
 

@@ -74,19 +74,14 @@ void weight_grad_block(const WeightGradJob& job, std::int64_t n_begin, std::int6
     const float* d_y = job.packed_d_y + block * kKBlock * padded_rows(job.n);
     const float* x = job.packed_x + block * num_panels(job.k) * kXPanelFloats;
     for (std::int64_t panel = panel_begin; panel < panel_end; panel += kTilePanels) {
-      const bool whole = panel_end - panel >= kTilePanels;
-      tile.cols =
-          static_cast<int>(std::min((whole ? kTilePanels : 1) * kPanel, job.k - panel * kPanel));
+      const int panels = static_cast<int>(std::min<std::int64_t>(kTilePanels, panel_end - panel));
+      tile.cols = static_cast<int>(std::min(panels * kPanel, job.k - panel * kPanel));
       tile.panels.words = reinterpret_cast<const std::uint32_t*>(x + panel * kXPanelFloats);
       for (std::int64_t n = n_begin; n < n_end; n += kTileRows) {
         tile.x = d_y + n * kKBlock;
         tile.y = job.d_w + n * job.d_w_stride + panel * kPanel;
         tile.rows = static_cast<int>(std::min<std::int64_t>(kTileRows, n_end - n));
-        if (whole) {
-          run_tile<F32Format, ColMajorX, kTilePanels>(tile);
-        } else {
-          run_tile<F32Format, ColMajorX, 1>(tile);
-        }
+        run_tile<F32Format, ColMajorX>(tile, panels);
       }
     }
   }
