@@ -7,5 +7,6 @@
 namespace tandem {
 
 GemmOps cpu_gemm_ops();
+void cpu_add_expert_ops(MoeOps& ops);  // experts, experts_bwd
 
 }  // namespace tandem

@@ -8,6 +8,7 @@ const OpTable& cpu_backend() {
     OpTable ops;
     ops.name = "cpu";
     ops.gemm = cpu_gemm_ops();
+    cpu_add_expert_ops(ops.moe);
     return ops;
   }();
   return table;
