@@ -2,7 +2,7 @@
 // one run: the two sides of a row alternate and the medians are compared, so that other load on the
 // machine hits both alike.
 //
-//   OPENBLAS_NUM_THREADS=2 gemm_bench [threads] [part of a row's name]
+//   OPENBLAS_NUM_THREADS=2 gemm_bench [threads] [part of a row's name] [avx2]
 //
 // With 1 thread times are CPU time of the thread: comparable even on a machine shared with others.
 
@@ -12,10 +12,12 @@
 #include <ctime>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <cblas.h>
 #include <fmt/format.h>
+#include <hwy/targets.h>
 
 #include "backends/cpu/cpu_backend.h"
 #include "core/checked_cast.h"
@@ -239,6 +241,16 @@ struct Bench {
 
   static constexpr std::int64_t kCold = 512;  // MiB
 
+  // One clone an instruction set, picked at run time.
+  __attribute__((target_clones("avx512f", "avx2", "default"))) static std::uint64_t sum(
+      const std::uint64_t* from, std::int64_t count) {
+    std::uint64_t total = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      total += from[i];
+    }
+    return total;
+  }
+
   /// GB/s of a sum over 1 GiB with all threads.
   [[nodiscard]] double read_bandwidth() const {
     constexpr std::int64_t kCount = std::int64_t{1} << 27;  // of 8 bytes
@@ -248,16 +260,7 @@ struct Bench {
     const double seconds = medians(cpu_time, {[&] {
                                      ctx.pool->parallel_for(kBlocks, [&](std::int64_t block, int) {
                                        constexpr std::int64_t kPart = kCount / kBlocks;
-                                       std::uint64_t lanes[32] = {};
-                                       const std::uint64_t* from = data.data() + block * kPart;
-                                       for (std::int64_t i = 0; i < kPart; i += 32) {
-                                         for (std::int64_t lane = 0; lane < 32; ++lane) {
-                                           lanes[lane] += from[i + lane];
-                                         }
-                                       }
-                                       for (const std::uint64_t lane : lanes) {
-                                         sums[usize(block)] += lane;
-                                       }
+                                       sums[usize(block)] = sum(data.data() + block * kPart, kPart);
                                      });
                                    }})[0];
     return 8e-9 * static_cast<double>(kCount) / seconds;
@@ -295,5 +298,9 @@ void run(int threads, const std::string& filter) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
+  if (argc > 3 && std::string_view(argv[3]) == "avx2") {
+    hwy::SetSupportedTargetsForTest(HWY_AVX2);  // what a machine without AVX-512 would run
+    hwy::GetChosenTarget().Update(HWY_AVX2);
+  }
   tandem::run(argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? argv[2] : "");
 }

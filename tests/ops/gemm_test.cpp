@@ -2,7 +2,10 @@
 // allows, for any rows, threads, strides and formats.
 #include "ops/gemm.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include "ops/ref/gemm_ref.h"
 #include "support/op_test.h"
@@ -126,6 +129,170 @@ TEST_P(LinearFormats, StridesAndAccumulate) {
     for (std::int64_t i = 0; i < out + 9; ++i) {
       if (i < 3 || i >= out + 3) {
         ASSERT_EQ(wide_y[t * (out + 9) + i], 42.0F) << "wrote beside the view, row " << t;
+      }
+    }
+  }
+}
+
+/// Runs the backend as on a machine with only `target`, while it lives.
+class OnlyTarget {
+ public:
+  explicit OnlyTarget(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
+  }
+  ~OnlyTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  OnlyTarget(const OnlyTarget&) = delete;
+  OnlyTarget& operator=(const OnlyTarget&) = delete;
+};
+
+/// The instruction sets compiled in that this machine has.
+std::vector<std::int64_t> targets() {
+  std::vector<std::int64_t> result{HWY_SCALAR};
+  for (const std::int64_t target : {HWY_AVX3, HWY_AVX2, HWY_NEON}) {
+    if ((hwy::SupportedTargets() & target) != 0) {
+      result.push_back(target);
+    }
+  }
+  return result;
+}
+
+TEST_P(LinearFormats, SameBitsOnEveryInstructionSet) {
+  const TestContext ctx;
+  const std::int64_t out = 70;
+  const std::int64_t in = GetParam().round_up(530);
+  const RandomWeight weight(GetParam().format, out, in, 30);
+  const std::vector<float> w = ref::dequantize(weight.ref());
+  const PackedWeight pack = packed(*ctx, weight.ref());
+  for (const std::int64_t rows : {1, 2, 4, 7, 16, 27}) {
+    Tensor x = Tensor::normal(rows * in, 31);
+    const std::vector<float> expected = chain(x, w, rows, out, in);
+    for (const std::int64_t target : targets()) {
+      const OnlyTarget only(target);
+      Tensor y(rows * out);
+      ops::linear(*ctx, y.mat(rows, out), x.mat(rows, in), pack);
+      ASSERT_TRUE(same_bits(y.data(), expected.data(), rows * out))
+          << hwy::TargetName(target) << ", " << rows << " rows";
+    }
+  }
+}
+
+TEST(WeightGrad, SameBitsOnEveryInstructionSet) {
+  const TestContext ctx;
+  const Tensor d_y = Tensor::normal(300 * 29, 32);
+  const Tensor x = Tensor::normal(300 * 45, 33);
+  std::vector<float> expected(29 * 45, 0.0F);
+  ref::weight_grad(expected.data(), d_y.data(), x.data(), 300, 29, 45);
+  for (const std::int64_t target : targets()) {
+    const OnlyTarget only(target);
+    Tensor d_w = Tensor::filled(29 * 45, 0.0F);
+    ops::weight_grad(*ctx, d_w.mat(29, 45), Tensor(d_y).mat(300, 29), Tensor(x).mat(300, 45));
+    ASSERT_TRUE(same_bits(d_w.data(), expected.data(), 29 * 45)) << hwy::TargetName(target);
+  }
+}
+
+/// Equal to the chain on every target, NaN for NaN.
+void expect_chain(const RandomWeight& weight, std::int64_t out, std::int64_t in, const Tensor& x) {
+  const TestContext ctx;
+  const std::int64_t rows = x.numel() / in;
+  const std::vector<float> expected = chain(x, ref::dequantize(weight.ref()), rows, out, in);
+  for (const std::int64_t target : targets()) {
+    const OnlyTarget only(target);
+    const PackedWeight pack = packed(*ctx, weight.ref());
+    Tensor y(rows * out);
+    ops::linear(*ctx, y.mat(rows, out), Tensor(x).mat(rows, in), pack);
+    for (std::int64_t i = 0; i < rows * out; ++i) {
+      if (std::isnan(expected[usize(i)])) {
+        ASSERT_TRUE(std::isnan(y[i])) << hwy::TargetName(target) << " at " << i;
+      } else {
+        ASSERT_TRUE(same_bits(&y[i], &expected[usize(i)], 1))
+            << hwy::TargetName(target) << " at " << i << ": " << y[i] << ' ' << expected[usize(i)];
+      }
+    }
+  }
+}
+
+/// x with a 1 at one index of every row: each result is a single weight value.
+Tensor unit_rows(std::int64_t in) {
+  Tensor x = Tensor::filled(in * in, 0.0F);
+  for (std::int64_t k = 0; k < in; ++k) {
+    x[k * in + k] = 1.0F;
+  }
+  return x;
+}
+
+TEST(CodePoints, MxFp4AllCodesUnderAllScales) {
+  // Row n: scale n in its one block, all codes twice. 255 is NaN, 0 a subnormal scale.
+  RandomWeight weight(WeightFormat::kMxFp4, 256, 32, 40);
+  for (std::size_t n = 0; n < 256; ++n) {
+    weight.scale_codes()[n] = static_cast<std::uint8_t>(n);
+    for (std::size_t b = 0; b < 16; ++b) {
+      weight.codes()[n * 16 + b] = static_cast<std::uint8_t>((b % 8) * 2 + ((b % 8) * 2 + 1) * 16);
+    }
+  }
+  expect_chain(weight, 256, 32, unit_rows(32));
+  Tensor one = Tensor::filled(32, 1.0F);
+  expect_chain(weight, 256, 32, one);
+}
+
+TEST(CodePoints, NvFp4AllScalesAndCodes) {
+  RandomWeight weight(WeightFormat::kNvFp4, 256, 16, 41);
+  for (std::size_t n = 0; n < 256; ++n) {
+    weight.scale_codes()[n] = static_cast<std::uint8_t>(n);
+    for (std::size_t b = 0; b < 8; ++b) {
+      weight.codes()[n * 8 + b] = static_cast<std::uint8_t>(b * 2 + (b * 2 + 1) * 16);
+    }
+  }
+  expect_chain(weight, 256, 16, unit_rows(16));
+}
+
+TEST(CodePoints, Fp8AllCodesNanScalesAndHugeScales) {
+  // 300 rows and 260 columns: 3 x 3 blocks, the last ones ragged.
+  for (const float scale : {1.0F, 0.0003F, 0x1p-140F, 127.0F, 300.0F, 3e38F}) {
+    RandomWeight weight(WeightFormat::kFp8Block, 300, 260, 42);
+    for (std::size_t i = 0; i < weight.codes().size(); ++i) {
+      const auto code = static_cast<std::uint8_t>(i % 256);
+      // NaN codes in one row only: they make its results NaN.
+      const bool nan = (code & 0x7FU) == 0x7FU;
+      weight.codes()[i] = nan && i / 260 != 17 ? std::uint8_t{1} : code;
+    }
+    for (float& value : weight.scale_values()) {
+      value *= 100 * scale;
+    }
+    weight.scale_values()[4] = std::numeric_limits<float>::quiet_NaN();
+    expect_chain(weight, 300, 260, Tensor::normal(5 * 260, 43));
+  }
+  RandomWeight one_block(WeightFormat::kFp8Block, 128, 8, 44);
+  for (std::size_t i = 0; i < 1024; ++i) {
+    one_block.codes()[i] = static_cast<std::uint8_t>(i % 127 + (i % 2) * 128);
+  }
+  expect_chain(one_block, 128, 8, unit_rows(8));
+}
+
+// MXFP4 at few rows runs its sums in units of the block scale; where that could round differently
+// it must not be taken. Every case here under- or overflows somewhere.
+TEST(CodePoints, MxFp4ExtremeScalesAndActivations) {
+  for (const auto& [low, high] : {std::pair{0, 254}, {97, 137}, {120, 130}, {96, 137}, {97, 138}}) {
+    RandomWeight weight(WeightFormat::kMxFp4, 40, 320, 45);
+    Rng rng(46);
+    for (std::uint8_t& code : weight.scale_codes()) {
+      code = static_cast<std::uint8_t>(low + static_cast<int>(rng.below(usize(high - low + 1))));
+    }
+    for (const float size : {1.0F, 0x1p-39F, 0x1p-41F, 0x1p39F, 0x1p41F, 0x1p-126F, 0x1p120F}) {
+      for (const std::int64_t rows : {1, 4, 9}) {
+        Tensor x = Tensor::normal(rows * 320, 47);
+        for (float& value : x) {
+          value *= size;
+        }
+        x[3] = 0.0F;
+        x[5] = -0.0F;
+        expect_chain(weight, 40, 320, x);
+        x[7] = std::numeric_limits<float>::infinity();
+        x[8] = 0x1p-149F;
+        expect_chain(weight, 40, 320, x);
       }
     }
   }

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "backends/cpu/gemm/panel.h"
 #include "core/check.h"
@@ -122,6 +124,37 @@ void pack_fp8_scales(float* to, const WeightRef& weight, std::int64_t panel) {
   }
 }
 
+/// Whether the kernel's 2^120 fits on top of all FP8 scales (NaN and infinity pass: they stay so).
+bool fp8_scales_fit(const WeightRef& weight) {
+  const std::int64_t count = ceil_div(weight.rows, kFp8Block) * ceil_div(weight.cols, kFp8Block);
+  const auto* scales = static_cast<const float*>(weight.scales);
+  return std::none_of(scales, scales + count, [](float scale) {
+    return std::isfinite(scale) && !std::isfinite(scale * 0x1.0p120F);
+  });
+}
+
+/// E4M3 times scale in fp32, the product rounded once.
+std::vector<float> fp8_values(const WeightRef& weight) {
+  std::vector<float> values(usize(weight.rows * weight.cols));
+  const auto* codes = static_cast<const std::uint8_t*>(weight.data);
+  const auto* scales = static_cast<const float*>(weight.scales);
+  const std::int64_t blocks = ceil_div(weight.cols, kFp8Block);
+  for (std::int64_t n = 0; n < weight.rows; ++n) {
+    for (std::int64_t k = 0; k < weight.cols; ++k) {
+      const unsigned code = codes[n * weight.cols + k];
+      const unsigned magnitude = code & 0x7FU;
+      const float mantissa = static_cast<float>((magnitude < 8 ? 0U : 8U) + magnitude % 8);
+      float value = std::ldexp(mantissa, std::max(static_cast<int>(magnitude / 8), 1) - 10);
+      if (magnitude == 0x7FU) {
+        value = std::numeric_limits<float>::quiet_NaN();
+      }
+      value *= scales[n / kFp8Block * blocks + k / kFp8Block];
+      values[usize(n * weight.cols + k)] = code >= 0x80U ? -value : value;
+    }
+  }
+  return values;
+}
+
 void check(const WeightRef& weight, Orientation orientation) {
   const std::int64_t block = scale_block(weight.format);
   TDM_CHECK(weight.rows >= 0 && weight.cols >= 0, weight.rows, weight.cols);
@@ -141,6 +174,12 @@ void check(const WeightRef& weight, Orientation orientation) {
 void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
           Orientation orientation) {
   check(weight, orientation);
+  if (weight.format == WeightFormat::kFp8Block && !fp8_scales_fit(weight)) {
+    // Scales of 2^8 and more, for weights below 1: no sane checkpoint has them, but they are legal.
+    const std::vector<float> values = fp8_values(weight);
+    pack(ctx, packed, WeightRef::of({values.data(), {weight.rows, weight.cols}}), orientation);
+    return;
+  }
   const bool transposed = orientation == Orientation::kTransposed;
   packed.format = weight.format;
   packed.out = transposed ? weight.cols : weight.rows;
