@@ -1,4 +1,5 @@
-// cache_spec.h — what a model needs to remember, so that engine/ can own and page it without knowing the model.
+// cache_spec.h — what a model needs to remember, so that engine/ can own and page it without
+// knowing the model.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ struct StateSpec {
   std::int64_t num_heads = 0;
   std::int64_t key_dim = 0;
   std::int64_t value_dim = 0;
-  std::int64_t conv_rows = 0;      // W - 1
+  std::int64_t conv_rows = 0;  // W - 1
   std::int64_t conv_channels = 0;
 
   [[nodiscard]] std::int64_t state_floats() const { return num_heads * key_dim * value_dim; }
@@ -21,8 +22,9 @@ struct StateSpec {
 };
 
 struct CacheSpec {
-  std::vector<StateSpec> state_layers;   // one an KDA layer, in layer order
-  std::vector<std::int64_t> latent_widths;  // one an MLA layer, in layer order: floats per cached token
+  std::vector<StateSpec> state_layers;  // one an KDA layer, in layer order
+  std::vector<std::int64_t>
+      latent_widths;  // one an MLA layer, in layer order: floats per cached token
 
   [[nodiscard]] std::int64_t bytes_per_token() const {
     std::int64_t floats = 0;
@@ -42,17 +44,19 @@ struct CacheSpec {
 
 /// The memory of one state layer: `num_slots` records.
 struct StateBuffer {
-  float* states = nullptr;   // [slots, H, K, V]
-  F32Cube conv;              // [slots, W-1, channels]
+  float* states = nullptr;  // [slots, H, K, V]
+  F32Cube conv;             // [slots, W-1, channels]
 };
 
-/// All cache memory of a model. Owned by the engine's cache manager; a model only sees it during a call.
+/// All cache memory of a model. Owned by the engine's cache manager; a model only sees it during a
+/// call.
 struct CacheBuffers {
   std::int64_t num_slots = 0;
   std::int64_t num_pages = 0;
   std::int64_t page_size = 0;
-  std::vector<StateBuffer> state_layers;   // parallel to CacheSpec::state_layers
-  std::vector<F32Mat> latent_layers;       // [pages * page_size, width], parallel to CacheSpec::latent_widths
+  std::vector<StateBuffer> state_layers;  // parallel to CacheSpec::state_layers
+  std::vector<F32Mat>
+      latent_layers;  // [pages * page_size, width], parallel to CacheSpec::latent_widths
 };
 
 }  // namespace tandem

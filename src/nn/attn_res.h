@@ -1,4 +1,5 @@
-// attn_res.h — one Attention Residuals site: a key norm weight and a pseudo-query.   Source: kimi-k3.md 3.
+// attn_res.h — one Attention Residuals site: a key norm weight and a pseudo-query.   Source:
+// kimi-k3.md 3.
 #pragma once
 
 #include "nn/parameter.h"
@@ -17,8 +18,8 @@ struct AttnRes {
   /// d_sources are accumulated.
   void backward(const ExecCtx& ctx, std::span<const F32Mat> d_sources, ConstF32Mat d_out,
                 std::span<const ConstF32Mat> sources) const {
-    ops::attn_res_bwd(ctx, d_sources, norm->grad_vec(), proj->grad_vec(), d_out, sources, norm->value_vec(),
-                      proj->value_vec(), eps);
+    ops::attn_res_bwd(ctx, d_sources, norm->grad_vec(), proj->grad_vec(), d_out, sources,
+                      norm->value_vec(), proj->value_vec(), eps);
   }
 };
 

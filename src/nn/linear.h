@@ -1,4 +1,5 @@
-// linear.h — y = x W^T. Holds the backend's packed forms of one weight; a trainable one also points to its fp32 master.
+// linear.h — y = x W^T. Holds the backend's packed forms of one weight; a trainable one also points
+// to its fp32 master.
 #pragma once
 
 #include "nn/parameter.h"
@@ -15,10 +16,13 @@ class Linear {
   Linear(const ExecCtx& ctx, Parameter& master);
 
   /// Shapes: y [T, out], x [T, in].
-  void forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x) const { ops::linear(ctx, y, x, forward_); }
+  void forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x) const {
+    ops::linear(ctx, y, x, forward_);
+  }
   enum class InputGrad { kOverwrite, kAccumulate };
   /// d_W += d_y^T x, and d_x (+)= d_y W.
-  void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstF32Mat x, InputGrad mode) const;
+  void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstF32Mat x,
+                InputGrad mode) const;
   /// Re-packs after the master changed.
   void refresh(const ExecCtx& ctx);
 
@@ -27,7 +31,9 @@ class Linear {
   [[nodiscard]] Parameter* master() const { return master_; }
   [[nodiscard]] const PackedWeight& packed() const { return forward_; }
   [[nodiscard]] const PackedWeight& packed_transposed() const { return backward_; }
-  [[nodiscard]] std::int64_t packed_bytes() const { return forward_.data.size_bytes() + forward_.scales.size_bytes(); }
+  [[nodiscard]] std::int64_t packed_bytes() const {
+    return forward_.data.size_bytes() + forward_.scales.size_bytes();
+  }
 
  private:
   PackedWeight forward_;

@@ -16,7 +16,8 @@ Mlp::Saved Mlp::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep
   return {x, gate, up, activated};
 }
 
-void Mlp::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved, Linear::InputGrad mode) const {
+void Mlp::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved,
+                   Linear::InputGrad mode) const {
   const ArenaScope scope(*ctx.workspace);
   const std::int64_t rows = d_y.size(0);
   const F32Mat d_act = take_mat(*ctx.workspace, rows, gate_proj.out());

@@ -10,10 +10,10 @@ namespace tandem::nn {
 class Mlp {
  public:
   struct Saved {
-    ConstF32Mat x;    // [T, D] input
-    ConstF32Mat gate; // [T, F] x gate_proj^T
-    ConstF32Mat up;   // [T, F] x up_proj^T
-    ConstF32Mat act;  // [T, F] SiTU(gate, up)
+    ConstF32Mat x;     // [T, D] input
+    ConstF32Mat gate;  // [T, F] x gate_proj^T
+    ConstF32Mat up;    // [T, F] x up_proj^T
+    ConstF32Mat act;   // [T, F] SiTU(gate, up)
   };
 
   Linear gate_proj;
@@ -23,7 +23,8 @@ class Mlp {
 
   /// y = down_proj(SiTU(gate_proj(x), up_proj(x))).
   Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep) const;
-  void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved, Linear::InputGrad mode) const;
+  void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved,
+                Linear::InputGrad mode) const;
 };
 
 }  // namespace tandem::nn

@@ -37,7 +37,8 @@ std::int64_t ExpertMatrix::packed_bytes() const {
 }
 
 void LatentMoe::refresh(const ExecCtx& ctx) {
-  for (Linear* linear : {&gate, &down_proj, &up_proj, &shared.gate_proj, &shared.up_proj, &shared.down_proj}) {
+  for (Linear* linear :
+       {&gate, &down_proj, &up_proj, &shared.gate_proj, &shared.up_proj, &shared.down_proj}) {
     linear->refresh(ctx);
   }
   for (ExpertMatrix* matrix : {&w1, &w3, &w2}) {
@@ -45,8 +46,8 @@ void LatentMoe::refresh(const ExecCtx& ctx) {
   }
 }
 
-LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const Routing* routing, bool training,
-                                    Arena& keep) const {
+LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
+                                    const Routing* routing, bool training, Arena& keep) const {
   const std::int64_t rows = x.size(0);
   const std::int64_t top_k = num_experts_per_token;
   const std::int64_t latent_width = down_proj.out();
@@ -80,7 +81,8 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
   return {x, ids, weights, scores, latent, combined, normed, saved_experts, saved_shared};
 }
 
-void LatentMoe::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved) const {
+void LatentMoe::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y,
+                         const Saved& saved) const {
   using enum Linear::InputGrad;
   Arena& work = *ctx.workspace;
   const ArenaScope scope(work);
@@ -95,8 +97,10 @@ void LatentMoe::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const 
   const F32Mat d_logits = take_mat(work, rows, w1.size());
   up_proj.backward(ctx, d_normed, d_y, saved.normed, kOverwrite);
   norm.backward(ctx, d_combined, d_normed, saved.combined);
-  ops::experts_bwd(ctx, d_latent, d_weights, {w1.grads(), w3.grads(), w2.grads()}, d_combined, saved.latent, saved.ids,
-                   saved.weights, {w1.packed_transposed(), w3.packed_transposed(), w2.packed_transposed()}, saved.experts, act);
+  ops::experts_bwd(ctx, d_latent, d_weights, {w1.grads(), w3.grads(), w2.grads()}, d_combined,
+                   saved.latent, saved.ids, saved.weights,
+                   {w1.packed_transposed(), w3.packed_transposed(), w2.packed_transposed()},
+                   saved.experts, act);
   down_proj.backward(ctx, d_x, d_latent, saved.x, kAccumulate);
   ops::route_bwd(ctx, d_logits, d_weights, saved.ids, saved.scores, router);
   gate.backward(ctx, d_x, d_logits, saved.x, kAccumulate);

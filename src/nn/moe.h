@@ -1,5 +1,5 @@
-// moe.h — LatentMoE: router, routed experts in a latent width, norm, up-projection, plus the shared experts.
-// Source: kimi-k3.md 6.2, 6.3.
+// moe.h — LatentMoE: router, routed experts in a latent width, norm, up-projection, plus the shared
+// experts. Source: kimi-k3.md 6.2, 6.3.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,8 @@
 
 namespace tandem::nn {
 
-/// The expert ids of one layer: written by every forward; read instead of chosen when `replay` (R3 routing replay).
+/// The expert ids of one layer: written by every forward; read instead of chosen when `replay` (R3
+/// routing replay).
 struct Routing {
   I32Mat ids;  // [T, A]
   bool replay = false;
@@ -47,31 +48,32 @@ class LatentMoe {
   RouterParams router;
   SituParams act;
 
-  Linear gate;               // [E, D]
-  Parameter* bias = nullptr; // e_score_correction_bias [E], frozen
-  Linear down_proj;          // routed_expert_down_proj [DX, D]
-  Linear up_proj;            // routed_expert_up_proj [D, DX]
-  RmsNorm norm;              // routed_expert_norm [DX]
+  Linear gate;                // [E, D]
+  Parameter* bias = nullptr;  // e_score_correction_bias [E], frozen
+  Linear down_proj;           // routed_expert_down_proj [DX, D]
+  Linear up_proj;             // routed_expert_up_proj [D, DX]
+  RmsNorm norm;               // routed_expert_norm [DX]
   Mlp shared;
 
-  ExpertMatrix w1, w3, w2;   // gate, up [F, DX] and down [DX, F] of every expert
+  ExpertMatrix w1, w3, w2;  // gate, up [F, DX] and down [DX, F] of every expert
 
   void refresh(const ExecCtx& ctx);
 
   struct Saved {
-    ConstF32Mat x;             // [T, D]
-    ConstI32Mat ids;           // [T, A]
-    ConstF32Mat weights;       // [T, A]
-    ConstF32Mat scores;        // [T, E]
-    ConstF32Mat latent;        // [T, DX] down_proj(x)
-    ConstF32Mat combined;      // [T, DX] before the norm
-    ConstF32Mat normed;        // [T, DX]
+    ConstF32Mat x;         // [T, D]
+    ConstI32Mat ids;       // [T, A]
+    ConstF32Mat weights;   // [T, A]
+    ConstF32Mat scores;    // [T, E]
+    ConstF32Mat latent;    // [T, DX] down_proj(x)
+    ConstF32Mat combined;  // [T, DX] before the norm
+    ConstF32Mat normed;    // [T, DX]
     ExpertsSaved experts;
     Mlp::Saved shared;
   };
 
   /// y [T, D]. `routing` may be null. Intermediate expert outputs are kept only when `training`.
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const Routing* routing, bool training, Arena& keep) const;
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const Routing* routing, bool training,
+                Arena& keep) const;
   /// d_x is overwritten.
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved) const;
 };

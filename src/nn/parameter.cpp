@@ -20,8 +20,9 @@ Parameter& ParameterStore::add(std::string name, std::vector<std::int64_t> shape
 }
 
 Parameter* ParameterStore::find(std::string_view name) {
-  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                  [&](const Parameter& parameter) { return parameter.name == name; });
+  const auto found =
+      std::find_if(parameters_.begin(), parameters_.end(),
+                   [&](const Parameter& parameter) { return parameter.name == name; });
   return found == parameters_.end() ? nullptr : &*found;
 }
 

@@ -1,5 +1,5 @@
-// parameter.h — named fp32 tensors of a model: value always, gradient when the model is trainable. The store owns them and
-// keeps their addresses; layers and the optimizer hold pointers into it.
+// parameter.h — named fp32 tensors of a model: value always, gradient when the model is trainable.
+// The store owns them and keeps their addresses; layers and the optimizer hold pointers into it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct Parameter {
   std::string name;                 // the checkpoint's tensor name
   std::vector<std::int64_t> shape;  // the checkpoint's shape
   Storage value_storage;
-  Storage grad_storage;             // empty when the model is not trainable
-  bool frozen = false;              // has no gradient by definition (e_score_correction_bias)
+  Storage grad_storage;  // empty when the model is not trainable
+  bool frozen = false;   // has no gradient by definition (e_score_correction_bias)
 
   [[nodiscard]] std::span<float> value() { return value_storage.as<float>(); }
   [[nodiscard]] std::span<const float> value() const { return value_storage.as<float>(); }

@@ -120,16 +120,23 @@ struct Config {
   /// `layer` is 0-based, as everywhere in code; the lists are 1-based.
   [[nodiscard]] bool is_kda(std::int64_t layer) const;
   [[nodiscard]] bool is_moe(std::int64_t layer) const { return layer >= first_k_dense_replace; }
-  [[nodiscard]] std::int64_t num_moe_layers() const { return num_hidden_layers - first_k_dense_replace; }
-  [[nodiscard]] std::int64_t kda_width() const { return linear_attn_config.num_heads * linear_attn_config.head_dim; }
-  [[nodiscard]] std::int64_t shared_width() const { return num_shared_experts * moe_intermediate_size; }
+  [[nodiscard]] std::int64_t num_moe_layers() const {
+    return num_hidden_layers - first_k_dense_replace;
+  }
+  [[nodiscard]] std::int64_t kda_width() const {
+    return linear_attn_config.num_heads * linear_attn_config.head_dim;
+  }
+  [[nodiscard]] std::int64_t shared_width() const {
+    return num_shared_experts * moe_intermediate_size;
+  }
 
   /// Every problem at once; empty when the config can run.
   [[nodiscard]] std::vector<std::string> validate() const;
   [[nodiscard]] std::string to_json() const;
 };
 
-/// Reads `dir`/config.json: every field of the table must be there with the right type, and nothing else may be.
+/// Reads `dir`/config.json: every field of the table must be there with the right type, and nothing
+/// else may be.
 Expected<Config> load_config(const std::string& dir);
 Expected<Config> parse_config(const std::string& json_text, const std::string& path);
 
