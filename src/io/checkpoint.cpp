@@ -92,6 +92,9 @@ std::vector<Group> split_into_shards(std::span<const TensorInfo> tensors, std::i
     order.push_back(&tensor);
   }
   std::ranges::sort(order, {}, [](const TensorInfo* t) -> const std::string& { return t->name; });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    TDM_CHECK(order[i - 1]->name != order[i]->name, "two tensors of one name", order[i]->name);
+  }
   std::vector<Group> shards(1);
   std::int64_t filled = 0;
   for (const TensorInfo* tensor : order) {

@@ -78,7 +78,7 @@ struct WriteCheckpointOptions {
   std::string stem = "model";
   /// Data bytes of a shard; a larger tensor gets a shard of its own.
   std::int64_t max_shard_bytes = std::int64_t{4} << 30;
-  Metadata metadata;
+  Metadata metadata = {};
 };
 
 /// Writes `tensors` (any order) into `dir`, which is created: one file, or shards
