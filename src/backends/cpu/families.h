@@ -1,0 +1,11 @@
+// families.h — one function a family: its entries of the CPU op table, for this machine's widest
+// supported instruction set.
+#pragma once
+
+#include "ops/op_table.h"
+
+namespace tandem {
+
+NormOps cpu_norm_ops();
+
+}  // namespace tandem

@@ -1,0 +1,16 @@
+#include "backends/cpu/cpu_backend.h"
+#include "backends/cpu/families.h"
+
+namespace tandem {
+
+const OpTable& cpu_backend() {
+  static const OpTable table = [] {
+    OpTable ops;
+    ops.name = "cpu";
+    ops.norm = cpu_norm_ops();
+    return ops;
+  }();
+  return table;
+}
+
+}  // namespace tandem
