@@ -80,7 +80,7 @@ const Case kCases[] = {
      2.0},
     {Fn::kSigmoidComplement, "1 - sigmoid", [](long double x) { return 1 / (1 + std::exp(x)); },
      -104.0F, 104.0F, 2.5},
-    {Fn::kSilu, "silu", [](long double x) { return x / (1 + std::exp(-x)); }, -80.0F, 104.0F, 2.0},
+    {Fn::kSilu, "silu", [](long double x) { return x / (1 + std::exp(-x)); }, -80.0F, 104.0F, 3.0},
     {Fn::kTanh, "tanh", [](long double x) { return std::tanh(x); }, -12.0F, 12.0F, 1.5},
     {Fn::kLog1p, "log1p", [](long double x) { return std::log1p(x); }, -0.999F, 1e6F, 1.5},
     {Fn::kLog1p, "log1p near 0", [](long double x) { return std::log1p(x); }, -0.5F, 1.0F, 1.5},

@@ -6,6 +6,9 @@
 
 namespace tandem {
 
+ActOps cpu_act_ops();
+ConvOps cpu_conv_ops();
+EmbedOps cpu_embed_ops();
 NormOps cpu_norm_ops();
 
 }  // namespace tandem

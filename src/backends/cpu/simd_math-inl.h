@@ -3,8 +3,8 @@
 // gets the same operations, so a value does not depend on its position in a row.
 //
 // Errors, measured by tests/ops/simd_math_test.cpp on every target: exp, tanh, log1p and softplus
-// <= 1.5 ulp, sigmoid, silu <= 2 ulp, the members of a SigmoidPair <= 2.5 ulp (subnormal results:
-// in units of the smallest subnormal). NaN gives NaN, +-inf the limits.
+// <= 1.5 ulp, sigmoid <= 2, the members of a SigmoidPair <= 2.5, silu <= 3 (subnormal results: in
+// units of the smallest subnormal). NaN gives NaN, +-inf the limits.
 #if defined(TDM_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TDM_CPU_SIMD_MATH_INL_H_
 #undef TDM_CPU_SIMD_MATH_INL_H_

@@ -7,6 +7,9 @@ const OpTable& cpu_backend() {
   static const OpTable table = [] {
     OpTable ops;
     ops.name = "cpu";
+    ops.act = cpu_act_ops();
+    ops.conv = cpu_conv_ops();
+    ops.embed = cpu_embed_ops();
     ops.norm = cpu_norm_ops();
     return ops;
   }();
