@@ -7,5 +7,9 @@
 namespace tandem {
 
 GemmOps cpu_gemm_ops();
+ActOps cpu_act_ops();
+ConvOps cpu_conv_ops();
+EmbedOps cpu_embed_ops();
+NormOps cpu_norm_ops();
 
 }  // namespace tandem

@@ -8,6 +8,10 @@ const OpTable& cpu_backend() {
     OpTable ops;
     ops.name = "cpu";
     ops.gemm = cpu_gemm_ops();
+    ops.act = cpu_act_ops();
+    ops.conv = cpu_conv_ops();
+    ops.embed = cpu_embed_ops();
+    ops.norm = cpu_norm_ops();
     return ops;
   }();
   return table;
