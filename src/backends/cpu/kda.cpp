@@ -12,7 +12,7 @@ KdaOps cpu_kda_ops() {
       .beta_bwd = cpu::kda_beta_bwd,
       .recurrent = cpu::kda_recurrent,
       .chunk = nullptr,
-      .recurrent_bwd = nullptr,
+      .recurrent_bwd = cpu::kda_recurrent_bwd,
   };
 }
 
