@@ -11,5 +11,7 @@ ActOps cpu_act_ops();
 ConvOps cpu_conv_ops();
 EmbedOps cpu_embed_ops();
 NormOps cpu_norm_ops();
+KdaOps cpu_kda_ops();
+MlaOps cpu_mla_ops();
 
 }  // namespace tandem

@@ -12,6 +12,8 @@ const OpTable& cpu_backend() {
     ops.conv = cpu_conv_ops();
     ops.embed = cpu_embed_ops();
     ops.norm = cpu_norm_ops();
+    ops.kda = cpu_kda_ops();
+    ops.mla = cpu_mla_ops();
     return ops;
   }();
   return table;
