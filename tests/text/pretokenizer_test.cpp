@@ -72,6 +72,7 @@ const std::vector<SplitCase>& split_cases() {
       {"han_after_space", "a 漢", {"a", " ", "漢"}},  // 2 and 3 exclude Han, 1 has no lead
       {"shared_punctuation_is_not_han", "日、本", {"日", "、", "本"}},
       {"iteration_mark_is_han", "人々", {"人々"}},
+      {"closing_mark_is_a_letter_but_not_han", "a〆切", {"a〆", "切"}},
       {"prolonged_sound_mark_is_not", "漢ー", {"漢", "ー"}},
       {"ideographic_zero_is_han", "〇1", {"〇", "1"}},
       {"ideographic_zero_is_a_number_too", "1〇1", {"1〇1"}},
