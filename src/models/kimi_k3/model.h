@@ -12,6 +12,7 @@
 #include "io/checkpoint.h"
 #include "models/kimi_k3/config.h"
 #include "models/model.h"
+#include "models/registry.h"
 #include "nn/attn_res.h"
 #include "nn/kda.h"
 #include "nn/mla.h"
@@ -33,11 +34,6 @@ struct Layer {
   std::unique_ptr<nn::LatentMoe> moe;
   std::size_t cache_index = 0;  // among the layers with the same mixer
   std::int64_t moe_index = 0;   // among the MoE layers
-};
-
-struct LoadOptions {
-  bool trainable =
-      false;  // keep fp32 masters and gradients; 4/8-bit weights are dequantised into them
 };
 
 /// What a test or a debugger may look at, layer by layer; each [T, D].

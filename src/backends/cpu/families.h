@@ -1,0 +1,17 @@
+// families.h — one function a family: its entries of the CPU op table, for this machine's widest
+// supported instruction set.
+#pragma once
+
+#include "ops/op_table.h"
+
+namespace tandem {
+
+GemmOps cpu_gemm_ops();
+ActOps cpu_act_ops();
+ConvOps cpu_conv_ops();
+EmbedOps cpu_embed_ops();
+NormOps cpu_norm_ops();
+KdaOps cpu_kda_ops();
+MlaOps cpu_mla_ops();
+
+}  // namespace tandem

@@ -1,0 +1,22 @@
+#include "backends/cpu/cpu_backend.h"
+#include "backends/cpu/families.h"
+
+namespace tandem {
+
+const OpTable& cpu_backend() {
+  static const OpTable table = [] {
+    OpTable ops;
+    ops.name = "cpu";
+    ops.gemm = cpu_gemm_ops();
+    ops.act = cpu_act_ops();
+    ops.conv = cpu_conv_ops();
+    ops.embed = cpu_embed_ops();
+    ops.norm = cpu_norm_ops();
+    ops.kda = cpu_kda_ops();
+    ops.mla = cpu_mla_ops();
+    return ops;
+  }();
+  return table;
+}
+
+}  // namespace tandem
