@@ -7,8 +7,13 @@
 namespace tandem {
 
 ActOps cpu_act_ops();
+AttnResOps cpu_attn_res_ops();
 ConvOps cpu_conv_ops();
 EmbedOps cpu_embed_ops();
+LossOps cpu_loss_ops();
 NormOps cpu_norm_ops();
+OptimOps cpu_optim_ops();
+void cpu_add_router_ops(MoeOps& ops);  // route, route_replay, route_bwd
+SampleOps cpu_sample_ops();
 
 }  // namespace tandem
