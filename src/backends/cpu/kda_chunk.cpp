@@ -274,11 +274,11 @@ void run_head(const ChunkCall& call, std::int64_t b, std::int64_t h, const Chunk
     solve_deltas(x, s);
     advance_state(x, s);
     for (std::int64_t i = 0; i < x.count; ++i) {
-      std::copy(s.o + i * s.vp, s.o + i * s.vp + values, &call.o(t + i, h, 0));
+      copy_row(s.o + i * s.vp, values, &call.o(t + i, h, 0));
     }
   }
   for (std::int64_t k = 0; keeps && k < keys; ++k) {
-    std::copy(s.state + k * s.vp, s.state + k * s.vp + values, pooled + k * values);
+    copy_row(s.state + k * s.vp, values, pooled + k * values);
   }
 }
 
