@@ -63,6 +63,17 @@ HWY_INLINE void store_first(FloatVec x, float* p, std::int64_t count) {
   }
 }
 
+/// Copies a short row: whole vectors and a masked rest, without the call that memmove costs.
+HWY_INLINE void copy_row(const float* from, std::int64_t count, float* to) {
+  std::int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    hn::StoreU(hn::LoadU(FloatTag(), from + c), FloatTag(), to + c);
+  }
+  if (c < count) {
+    store_first(load_first(from + c, count - c), to + c, count - c);
+  }
+}
+
 /// e^x; 0 below -104, NaN stays NaN (the library's Exp turns NaN into 0, which would hide it).
 HWY_INLINE FloatVec exp_vec(FloatVec x) {
   const FloatTag d;

@@ -11,7 +11,7 @@ KdaOps cpu_kda_ops() {
       .beta = cpu::kda_beta,
       .beta_bwd = cpu::kda_beta_bwd,
       .recurrent = cpu::kda_recurrent,
-      .chunk = nullptr,
+      .chunk = cpu::kda_chunk,
       .recurrent_bwd = cpu::kda_recurrent_bwd,
   };
 }

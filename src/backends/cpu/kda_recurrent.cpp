@@ -56,7 +56,7 @@ std::int64_t scratch_floats(const RecurrentCall& call) {
 void copy_state(const float* from, std::int64_t from_stride, float* to, std::int64_t to_stride,
                 std::int64_t keys, std::int64_t cols) {
   for (std::int64_t k = 0; k < keys; ++k) {
-    std::copy(from + k * from_stride, from + k * from_stride + cols, to + k * to_stride);
+    copy_row(from + k * from_stride, cols, to + k * to_stride);
   }
 }
 

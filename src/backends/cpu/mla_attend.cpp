@@ -85,7 +85,7 @@ void attend(const AttendScratch& scratch, AttendShape shape, std::int64_t rows,
         scale_row(scratch.o + i * shape.padded_values(), shape.padded_values(), correction);
       }
     }
-    sum_rows(scratch.o, shape.padded_values(), rows, scratch.s, pointers.value, valid,
+    sum_rows(scratch.o, shape.padded_values(), rows, scratch.s, kKeyTile, pointers.value, valid,
              shape.values);
   }
 }

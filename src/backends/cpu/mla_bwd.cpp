@@ -121,7 +121,7 @@ void query_item(const BwdCall& call, const WorkItem& item, const BwdScratch& min
       score_gradients(mine.s + i * kKeyTile, mine.d_s + i * kKeyTile, valid[i], call.scale,
                       [&](std::int64_t) { return stats; });
     }
-    sum_rows(mine.sum, dp, item.count, mine.d_s, keys, valid, call.dim());
+    sum_rows(mine.sum, dp, item.count, mine.d_s, kKeyTile, keys, valid, call.dim());
   }
   for (std::int64_t i = 0; i < item.count; ++i) {
     store_sums(mine, call, i, &call.d_q(token(i), head(i), 0));
@@ -166,8 +166,8 @@ void key_item(const BwdCall& call, const WorkItem& item, const BwdScratch& mine)
                         return RowStats{hn::Load(d, lse + j), hn::Load(d, delta + j)};
                       });
     }
-    sum_rows(mine.sum, dp, item.count, mine.d_s, queries, valid, call.dim());
-    sum_rows(mine.sum, dp, item.count, mine.s, grads, valid, call.latent());
+    sum_rows(mine.sum, dp, item.count, mine.d_s, kKeyTile, queries, valid, call.dim());
+    sum_rows(mine.sum, dp, item.count, mine.s, kKeyTile, grads, valid, call.latent());
   }
   for (std::int64_t i = 0; i < item.count; ++i) {
     store_sums(mine, call, i, call.d_kv.row(item.begin + item.first + i));
