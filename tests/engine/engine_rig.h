@@ -10,11 +10,11 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/cpu/cpu_backend.h"
 #include "core/rng.h"
 #include "engine/engine.h"
 #include "ops/loss.h"
 #include "support/fake_model.h"
-#include "test_ops.h"
 
 namespace tandem::test {
 
@@ -23,7 +23,7 @@ struct Rig {
   FakeModel model;
   ThreadPool pool{1};
   Arena arena;
-  ExecCtx ctx{&test_ops(), &pool, &arena, nullptr};
+  ExecCtx ctx{&cpu_backend(), &pool, &arena, nullptr};
 
   [[nodiscard]] std::unique_ptr<Engine> engine(const EngineOptions& options) {
     return std::make_unique<Engine>(model, ctx, options);
