@@ -32,8 +32,8 @@ inline constexpr double kWhitenEpsilon = 1e-8;
 
 struct MeanStd {
   double mean = 0.0;
-  double std =
-      0.0;  ///< n-1 in the denominator; 0 for fewer than two values; exactly 0 when all are equal
+  /// n-1 in the denominator; 0 for fewer than two values; exactly 0 when all are equal.
+  double std = 0.0;
 };
 [[nodiscard]] MeanStd mean_std(std::span<const double> values);
 

@@ -35,10 +35,10 @@ struct PolicyLossOptions {
   /// Drop tokens with A < 0 of samples whose mean(old - policy) exceeds this.
   std::optional<double> opsm_delta = std::nullopt;
   LossAggregation aggregation = LossAggregation::kSeqMeanTokenMean;
-  std::int64_t global_batch_size =
-      1;  ///< N of the sequence means: a constant, also when samples were removed
-  std::int64_t constant_length =
-      1;  ///< L_max of kConstant: a constant, never a batch's padded width
+  /// N of the sequence means: a constant, also when samples were removed.
+  std::int64_t global_batch_size = 1;
+  /// L_max of kConstant: a constant, never a batch's padded width.
+  std::int64_t constant_length = 1;
 };
 
 /// The options a run's config asks for. The config must be derived and valid.

@@ -21,9 +21,9 @@ struct ReportRun {
   std::vector<StepMetrics> steps;
   std::int64_t first_sampled_step = 0;
   std::int64_t last_sampled_step = 0;
-  std::vector<SampleRecord> first_samples;  ///< the transcripts "before"
-  std::vector<SampleRecord>
-      last_samples;  ///< and "after"; same order where they answer the same prompts
+  /// The transcripts "before" and "after", paired where they answer the same prompt.
+  std::vector<SampleRecord> first_samples;
+  std::vector<SampleRecord> last_samples;
 };
 
 struct ReportOptions {

@@ -30,8 +30,8 @@ struct RunInfo {
 /// One sampled trajectory. Invariant, checked when written:
 /// loss_mask.size() == logprobs.size() == number of response tokens <= tokens.size().
 struct SampleRecord {
-  std::string split =
-      "train";  ///< "train", or the name of an evaluation whose transcripts are kept
+  /// "train", or the name of an evaluation whose transcripts are kept.
+  std::string split = "train";
   std::int64_t group_index = 0;
   std::int64_t sample_index = 0;
   std::string prompt;

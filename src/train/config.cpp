@@ -65,7 +65,7 @@ void check_data(Problems& problems, const DataConfig& data) {
 
 void check_optimizer(Problems& problems, const OptimizerConfig& opt) {
   problems.require(opt.lr > 0, "optimizer.lr: expected > 0, got {}", opt.lr);
-  problems.require(opt.min_lr >= 0 && opt.min_lr <= opt.lr,
+  problems.require(opt.min_lr >= 0 && (opt.min_lr <= opt.lr || opt.lr <= 0),
                    "optimizer.min_lr: expected between 0 and lr ({}), got {}", opt.lr, opt.min_lr);
   problems.require(opt.lr_warmup_iters >= 0, "optimizer.lr_warmup_iters: expected >= 0, got {}",
                    opt.lr_warmup_iters);

@@ -11,6 +11,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "support/temp_path.h"
+
 namespace tandem {
 namespace {
 
@@ -137,8 +139,7 @@ TEST(Lines, FullDiskIsAnError) {
 }
 
 TEST(Lines, RewriteMakesTheFileExact) {
-  const std::string path = testing::TempDir() + "/rewrite_lines.jsonl";
-  std::filesystem::remove(path);
+  const std::string path = temp_path("lines.jsonl");
   append_line(path, "a");
   append_line(path, "b");
   rewrite_lines(path, std::vector<std::string>{"a"});

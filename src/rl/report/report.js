@@ -33,7 +33,7 @@
         list.push({
           label: [runs.length > 1 ? run.name : "", label].filter(Boolean).join(" · ") || spec.title,
           data: points, borderColor: colour, backgroundColor: colour, borderWidth: 2,
-          borderDash: k > 0 ? [5, 4] : [], pointRadius: points.length > 25 ? 0 : 2.5, pointHitRadius: 8, tension: 0,
+          borderDash: k > 0 ? [5, 4] : [], pointRadius: points.length > 25 ? 0 : 2.5, pointHitRadius: 8, tension: 0, clip: 6,
         });
       });
     });
