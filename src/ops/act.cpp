@@ -50,4 +50,12 @@ void add(const ExecCtx& ctx, F32Mat y, ConstF32Mat a, ConstF32Mat b) {
   ctx.ops->act.add(ctx, y, a, b);
 }
 
+void copy(const ExecCtx& ctx, F32Cube y, ConstF32Cube x) {
+  TDM_CHECK(x.shape() == y.shape() && (x.size(2) <= 1 || (x.stride(2) == 1 && y.stride(2) == 1)),
+            x.size(0), x.size(1), x.size(2));
+  TDM_CHECK(ctx.ops->act.copy != nullptr);
+  const ProfileScope scope(ctx.profiler, "copy");
+  ctx.ops->act.copy(ctx, y, x);
+}
+
 }  // namespace tandem::ops

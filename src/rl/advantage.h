@@ -48,12 +48,12 @@ struct MeanStd {
 /// response tokens; mask (1 = trainable) and kl [T]. kl is k1 = old - ref log-prob, may be empty
 /// when kl_coef is 0.
 struct AdvantageInput {
-  std::span<const double> rewards;
-  std::span<const std::int64_t> group_ids;
-  std::span<const std::uint8_t> removed;
-  std::span<const std::int64_t> cu_seqlens;
-  std::span<const std::uint8_t> mask;
-  std::span<const double> kl;
+  std::span<const double> rewards = {};
+  std::span<const std::int64_t> group_ids = {};
+  std::span<const std::uint8_t> removed = {};
+  std::span<const std::int64_t> cu_seqlens = {};
+  std::span<const std::uint8_t> mask = {};
+  std::span<const double> kl = {};
 };
 
 /// Shapes: per_sample [N] before any token-level work; per_token [T], 0 where not trainable.

@@ -24,16 +24,16 @@ struct PolicyLossOptions {
   PolicyLossKind kind = PolicyLossKind::kPpoClip;
   double ratio_low = 0.8;
   double ratio_high = 1.2;
-  std::optional<double> dual_clip;  ///< c > 1: for A < 0 the loss is at most -cA
+  std::optional<double> dual_clip = std::nullopt;  ///< c > 1: for A < 0 the loss is at most -cA
   double sapo_tau_positive = 1.0;
   double sapo_tau_negative = 1.05;
   KlKind kl_kind = KlKind::kLowVarKl;
   double kl_loss_coef = 0.0;
   double entropy_coef = 0.0;
-  MismatchOptions mismatch;
+  MismatchOptions mismatch = {};
   bool use_rollout_logprobs = false;  ///< the ratio is policy / rollout engine
-  std::optional<double>
-      opsm_delta;  ///< drop tokens with A < 0 of samples whose mean(old - policy) exceeds it
+  /// Drop tokens with A < 0 of samples whose mean(old - policy) exceeds this.
+  std::optional<double> opsm_delta = std::nullopt;
   LossAggregation aggregation = LossAggregation::kSeqMeanTokenMean;
   std::int64_t global_batch_size =
       1;  ///< N of the sequence means: a constant, also when samples were removed
@@ -66,15 +66,15 @@ struct KlTerm {
 /// denominators.
 template <typename T>
 struct PolicyLossInput {
-  std::span<const T> logprobs;
-  std::span<const T> old_logprobs;
-  std::span<const T> rollout_logprobs;
-  std::span<const T> ref_logprobs;
-  std::span<const T> entropy;
-  std::span<const double> advantages;
-  std::span<const std::uint8_t> mask;
-  std::span<const std::int64_t> cu_seqlens;
-  std::span<const double> sample_weights;
+  std::span<const T> logprobs = {};
+  std::span<const T> old_logprobs = {};
+  std::span<const T> rollout_logprobs = {};
+  std::span<const T> ref_logprobs = {};
+  std::span<const T> entropy = {};
+  std::span<const double> advantages = {};
+  std::span<const std::uint8_t> mask = {};
+  std::span<const std::int64_t> cu_seqlens = {};
+  std::span<const double> sample_weights = {};
 };
 
 /// Sums over trainable tokens. add() joins micro-batches; divide only at the end.

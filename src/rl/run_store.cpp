@@ -35,13 +35,13 @@ CREATE TABLE run (
 CREATE TABLE steps (step INTEGER PRIMARY KEY, metrics TEXT NOT NULL);
 CREATE TABLE samples (
   step INTEGER NOT NULL REFERENCES steps(step) ON DELETE CASCADE,
-  group_index INTEGER NOT NULL, sample_index INTEGER NOT NULL,
+  split TEXT NOT NULL, group_index INTEGER NOT NULL, sample_index INTEGER NOT NULL,
   prompt TEXT NOT NULL, response TEXT NOT NULL, label TEXT NOT NULL,
   tokens BLOB NOT NULL,     -- int32 little-endian, prompt + response
   logprobs BLOB NOT NULL,   -- float32 little-endian, response
   loss_mask BLOB NOT NULL,  -- one byte a response token
   reward REAL, status TEXT NOT NULL, grade TEXT NOT NULL, weight_version INTEGER NOT NULL,
-  PRIMARY KEY (step, group_index, sample_index));
+  PRIMARY KEY (step, split, group_index, sample_index));
 CREATE TABLE evals (
   step INTEGER NOT NULL REFERENCES steps(step) ON DELETE CASCADE,
   name TEXT NOT NULL, accuracy REAL NOT NULL, num_samples INTEGER NOT NULL,
@@ -277,14 +277,14 @@ class RunStore::Impl {
   void commit(const StepRecord& record) {
     Transaction transaction(db_);
     Statement(db_, "INSERT INTO steps VALUES (?, ?)").bind(record.step, record.metrics_json).run();
-    Statement insert_sample(db_,
-                            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    Statement insert_sample(
+        db_, "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
     for (const SampleRecord& s : record.samples) {
       TDM_CHECK(s.loss_mask.size() == s.logprobs.size(), s.loss_mask.size(), s.logprobs.size());
       TDM_CHECK(s.loss_mask.size() <= s.tokens.size(), s.loss_mask.size(), s.tokens.size());
       insert_sample
-          .bind(record.step, s.group_index, s.sample_index, s.prompt, s.response, s.label, s.tokens,
-                s.logprobs, s.loss_mask, s.reward, s.status, s.grade, s.weight_version)
+          .bind(record.step, s.split, s.group_index, s.sample_index, s.prompt, s.response, s.label,
+                s.tokens, s.logprobs, s.loss_mask, s.reward, s.status, s.grade, s.weight_version)
           .run();
     }
     Statement insert_eval(db_, "INSERT INTO evals VALUES (?, ?, ?, ?)");
@@ -418,15 +418,17 @@ std::vector<StepEval> RunStore::evals() const {
   return out;
 }
 
-std::vector<SampleRecord> RunStore::samples(std::int64_t step, std::int64_t limit) const {
+std::vector<SampleRecord> RunStore::samples(std::int64_t step, const std::string& split,
+                                            std::int64_t limit) const {
   std::vector<SampleRecord> out;
   Statement query(impl_->db(),
                   "SELECT group_index, sample_index, prompt, response, label, tokens, logprobs, "
                   "loss_mask, reward, status, grade, weight_version FROM samples "
-                  "WHERE step = ? ORDER BY group_index, sample_index LIMIT ?");
-  query.bind(step, limit);
+                  "WHERE step = ? AND split = ? ORDER BY group_index, sample_index LIMIT ?");
+  query.bind(step, split, limit);
   while (query.step()) {
     SampleRecord s;
+    s.split = split;
     s.group_index = query.integer(0);
     s.sample_index = query.integer(1);
     s.prompt = query.text(2);
@@ -444,9 +446,10 @@ std::vector<SampleRecord> RunStore::samples(std::int64_t step, std::int64_t limi
   return out;
 }
 
-std::vector<std::int64_t> RunStore::sampled_steps() const {
+std::vector<std::int64_t> RunStore::sampled_steps(const std::string& split) const {
   std::vector<std::int64_t> steps;
-  Statement query(impl_->db(), "SELECT DISTINCT step FROM samples ORDER BY step");
+  Statement query(impl_->db(), "SELECT DISTINCT step FROM samples WHERE split = ? ORDER BY step");
+  query.bind(split);
   while (query.step()) {
     steps.push_back(query.integer(0));
   }

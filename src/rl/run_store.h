@@ -30,6 +30,8 @@ struct RunInfo {
 /// One sampled trajectory. Invariant, checked when written:
 /// loss_mask.size() == logprobs.size() == number of response tokens <= tokens.size().
 struct SampleRecord {
+  std::string split =
+      "train";  ///< "train", or the name of an evaluation whose transcripts are kept
   std::int64_t group_index = 0;
   std::int64_t sample_index = 0;
   std::string prompt;
@@ -90,11 +92,12 @@ class RunStore {
   [[nodiscard]] std::optional<std::int64_t> last_step() const;
   [[nodiscard]] std::vector<std::string> metrics_lines() const;
   [[nodiscard]] std::vector<StepEval> evals() const;
-  /// Samples of a step in (group, sample) order; at most `limit`.
+  /// Samples of a step and split in (group, sample) order; at most `limit`.
   [[nodiscard]] std::vector<SampleRecord> samples(std::int64_t step,
+                                                  const std::string& split = "train",
                                                   std::int64_t limit = INT64_MAX) const;
-  /// Steps that have samples, ascending.
-  [[nodiscard]] std::vector<std::int64_t> sampled_steps() const;
+  /// Steps that have samples of a split, ascending.
+  [[nodiscard]] std::vector<std::int64_t> sampled_steps(const std::string& split = "train") const;
 
  private:
   class Impl;

@@ -20,8 +20,8 @@ namespace {
 constexpr std::string_view kUpper = R"([^\p{Ll}\p{N}\p{P}\p{S}\p{Z}\p{C}\p{sc:Han}])";
 constexpr std::string_view kLower = R"([^\p{Lu}\p{Lt}\p{N}\p{P}\p{S}\p{Z}\p{C}\p{sc:Han}])";
 // Unicode White_Space. PCRE2's own \s adds U+180E, which is no space since Unicode 6.3.
-constexpr std::string_view kSpaces =
-    R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+constexpr std::string_view kSpaces = R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A})"
+                                     R"(\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 constexpr std::string_view kSuffix = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)";
 
 std::string build_pattern() {

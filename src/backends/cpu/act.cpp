@@ -1,4 +1,4 @@
-// act.cpp — SiTU, the sigmoid gate and add. Contract: ops/act.h. Oracle: ops/ref/act_ref.h.
+// act.cpp — SiTU, the sigmoid gate, add and copy. Contract: ops/act.h. Oracle: ops/ref/act_ref.h.
 //
 // Element-wise: every element gets the same vector operations wherever it stands.
 #undef HWY_TARGET_INCLUDE
@@ -128,6 +128,18 @@ void add(const ExecCtx& ctx, F32Mat y, ConstF32Mat a, ConstF32Mat b) {
   });
 }
 
+void copy(const ExecCtx& ctx, F32Cube y, ConstF32Cube x) {
+  const double ns = kAddNs * static_cast<double>(x.size(1) * x.size(2));
+  parallel_rows(
+      ctx, row_blocks(x.size(0), ns), [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          for (std::int64_t h = 0; h < x.size(1); ++h) {
+            std::copy_n(x.row(t) + h * x.stride(1), x.size(2), y.row(t) + h * y.stride(1));
+          }
+        }
+      });
+}
+
 ActOps act_ops() {
   return {
       .situ = situ,
@@ -135,6 +147,7 @@ ActOps act_ops() {
       .sigmoid_gate = sigmoid_gate,
       .sigmoid_gate_bwd = sigmoid_gate_bwd,
       .add = add,
+      .copy = copy,
   };
 }
 
