@@ -86,14 +86,15 @@ class Chat {
     Request request;
     request.prompt = tokenizer_.encode_segments(*segments);
     request.sampling = flags_.sampling.params;
-    request.max_new_tokens = std::min(flags_.sampling.max_new_tokens,
-                                      flags_.max_seq_len - isize(request.prompt));
+    request.max_new_tokens =
+        std::min(flags_.sampling.max_new_tokens, flags_.max_seq_len - isize(request.prompt));
     request.seed = flags_.sampling.seed;
     request.sequence_id = num_turns_++;
     if (request.max_new_tokens <= 0) {
-      return fail("the conversation has {} tokens and leaves no room for an answer in "
-                  "--max-seq-len {}; /reset forgets it",
-                  isize(request.prompt), flags_.max_seq_len);
+      return fail(
+          "the conversation has {} tokens and leaves no room for an answer in "
+          "--max-seq-len {}; /reset forgets it",
+          isize(request.prompt), flags_.max_seq_len);
     }
     const auto id = engine_.submit(std::move(request));
     if (!id) {

@@ -40,12 +40,14 @@ void add_demo_data(CommandLine& line) {
   command->add_option("--num-test", options.num_test, "Held-out problems in test.jsonl")
       ->check(CLI::Range(1, 20000))
       ->capture_default_str();
-  command->add_option("--num-batches", options.demonstrations.num_batches,
-                      "Batches of 64 demonstrations in sft.jsonl")
+  command
+      ->add_option("--num-batches", options.demonstrations.num_batches,
+                   "Batches of 64 demonstrations in sft.jsonl")
       ->check(count)
       ->capture_default_str();
-  command->add_option("--careful-share", options.demonstrations.careful_share,
-                      "Share of demonstrations that write the steps first")
+  command
+      ->add_option("--careful-share", options.demonstrations.careful_share,
+                   "Share of demonstrations that write the steps first")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->callback([&line, flags] { line.action = [flags] { return run_demo_data(*flags); }; });

@@ -150,8 +150,7 @@ class Generation {
       }
       for (std::size_t i = 0; i < ids->size(); ++i) {
         job_of_[(*ids)[i]] = jobs_.size();
-        jobs_.push_back(
-            {p, static_cast<std::int64_t>(i), ResponseReader(tokenizer_, false), {}});
+        jobs_.push_back({p, static_cast<std::int64_t>(i), ResponseReader(tokenizer_, false), {}});
         jobs_.back().output.id = (*ids)[i];
       }
     }
@@ -257,7 +256,8 @@ Expected<ExitCode> run_generate(const GenerateFlags& flags, const GlobalOptions&
   }
   const auto start = std::chrono::steady_clock::now();
   {
-    const Interrupts::Graceful graceful(interrupts, "tandem: stopping; what is written so far follows");
+    const Interrupts::Graceful graceful(interrupts,
+                                        "tandem: stopping; what is written so far follows");
     generation.run(interrupts.stop());
   }
   const double seconds =

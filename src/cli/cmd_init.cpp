@@ -114,8 +114,9 @@ Expected<ExitCode> run_init(const InitFlags& flags) {
   constexpr std::int64_t kTicks = 1000;
   ProgressBar bar = make_progress_bar();
   bar.start("init " + flags.preset, kTicks);
-  kimi_k3::write_initial_checkpoint(*preset, init_options(*preset, flags), flags.dir,
-                                    [&bar](double done) { bar.update(std::llround(done * kTicks)); });
+  kimi_k3::write_initial_checkpoint(
+      *preset, init_options(*preset, flags), flags.dir,
+      [&bar](double done) { bar.update(std::llround(done * kTicks)); });
   bar.finish();
   if (tokenizer) {
     tokenizer->save((fs::path(flags.dir) / CharTokenizer::kFileName).string());
@@ -136,11 +137,12 @@ void add_init(CommandLine& line) {
   command->add_option("--seed", flags->seed, "Of the weights")->capture_default_str();
   command->add_option("--dtype", flags->dtype, "Of unquantised matrices; default: the preset's")
       ->check(CLI::IsMember({"f32", "bf16"}));
-  command->add_option("--experts", flags->experts, "Format of routed experts; default: the preset's")
+  command
+      ->add_option("--experts", flags->experts, "Format of routed experts; default: the preset's")
       ->check(CLI::IsMember({"plain", "mxfp4", "nvfp4"}));
-  command->add_flag("--fp8-attention", flags->fp8_attention,
-                    "Attention projections in block FP8");
-  command->add_option("--vocab-size", flags->vocab_size, "Default: the tokenizer's, or the preset's")
+  command->add_flag("--fp8-attention", flags->fp8_attention, "Attention projections in block FP8");
+  command
+      ->add_option("--vocab-size", flags->vocab_size, "Default: the tokenizer's, or the preset's")
       ->check(CLI::PositiveNumber);
   command->add_option("--tokenizer", flags->tokenizer,
                       "Character tokenizer file to copy into DIR (demo-data writes one)");

@@ -37,10 +37,9 @@ void print_config(kimi_k3::Config config) {
     print_out("  {:<32} {}\n", key, show(value));
   };
   config.visit_fields(print);
-  config.linear_attn_config.visit_fields(
-      [&print](const char* key, const auto& value) {
-        print(fmt::format("linear_attn.{}", key).c_str(), value);
-      });
+  config.linear_attn_config.visit_fields([&print](const char* key, const auto& value) {
+    print(fmt::format("linear_attn.{}", key).c_str(), value);
+  });
   print("bos_token_id", config.bos_token_id);
   print("eos_token_id", config.eos_token_id);
   print("pad_token_id", config.pad_token_id);
@@ -140,8 +139,7 @@ void add_inspect(CommandLine& line) {
                    "Memory plan: tokens of the longest sequence")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command
-      ->add_option("--page-size", flags->engine.page_size, "Memory plan: tokens in a cache page")
+  command->add_option("--page-size", flags->engine.page_size, "Memory plan: tokens in a cache page")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->callback([&line, flags] {

@@ -34,7 +34,7 @@ std::string step_line(const StepMetrics& m) {
   return line;
 }
 
-/// What a terminal shows of a run: a bar over all steps that names the phase, one line a step.
+/// What people see of a run: one line a step, and a bar over all steps that names the phase.
 class RlScreen {
  public:
   explicit RlScreen(ProgressBar& bar) : bar_(bar) {}
@@ -42,35 +42,25 @@ class RlScreen {
   void start(std::int64_t total_steps, const std::string& config, const std::string& plan) {
     total_steps_ = total_steps;
     print_run_line(fmt::format("{}\nmemory plan\n{}\n", config, plan));
-    begin(0, "");
+    bar_.start("rl", total_steps_);
   }
 
-  /// The bar counts in thousandths of a step: a step of rollout and training takes long enough to
-  /// want its own progress.
   void progress(std::string_view phase, std::int64_t done, std::int64_t total) {
-    const double share =
-        total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0.0;
-    bar_.update(last_step_, fmt::format("step {}: {} {}/{} {:.0f}%", last_step_ + 1, phase, done,
-                                        total, 100 * share));
+    bar_.update(last_step_, fmt::format("step {}: {} {}/{}", last_step_ + 1, phase, done, total));
   }
 
   void step(const StepMetrics& metrics) {
-    if (!has_step_ && metrics.step > 0) {  // resumed: earlier steps do not count for the speed
-      begin(metrics.step - 1, "");
-    }
-    has_step_ = true;
-    last_step_ = metrics.step;
     bar_.clear();
     print_run_line(step_line(metrics) + "\n");
+    last_step_ = metrics.step;
+    if (!has_step_) {  // start-up, first evaluation and resumed steps do not count for the speed
+      has_step_ = true;
+      bar_.start("rl", total_steps_, last_step_);
+    }
     bar_.update(last_step_);
   }
 
  private:
-  void begin(std::int64_t done, std::string_view) {
-    last_step_ = done;
-    bar_.start("rl", total_steps_, done);
-  }
-
   ProgressBar& bar_;
   std::int64_t total_steps_ = 0;
   std::int64_t last_step_ = 0;

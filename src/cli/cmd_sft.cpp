@@ -27,14 +27,14 @@ Expected<ExitCode> run_sft_command(const TrainFlags& flags, const GlobalOptions&
   observer.on_step = [&](const SftStep& step) {
     if (!bar_started) {  // a resumed run starts its bar where it continues
       bar_started = true;
-      bar.start("sft", total_steps, step.step - 1);
+      bar.start("sft", total_steps, step.step);
     }
     last_loss = step.loss;
     const double rate =
         step.seconds > 0 ? static_cast<double>(step.num_tokens) / step.seconds : 0.0;
-    bar.update(step.step, fmt::format("loss {:.4f}  grad {:.2f}  lr {:.1e}  {:.0f} tok/s",
-                                      step.loss, step.optimizer.grad_norm, step.optimizer.lr,
-                                      rate));
+    bar.update(step.step,
+               fmt::format("loss {:.4f}  grad {:.2f}  lr {:.1e}  {:.0f} tok/s", step.loss,
+                           step.optimizer.grad_norm, step.optimizer.lr, rate));
   };
   const Interrupts::Graceful graceful(
       interrupts, "tandem: finishing the step in flight; Ctrl-C again quits at once");
@@ -61,9 +61,7 @@ void add_sft(CommandLine& line) {
       throw CLI::RequiredError("CONFIG");
     }
     flags->overrides = command->remaining();
-    line.action = [flags, &line] {
-      return run_sft_command(*flags, line.global, line.interrupts);
-    };
+    line.action = [flags, &line] { return run_sft_command(*flags, line.global, line.interrupts); };
   });
 }
 

@@ -31,6 +31,7 @@ sigset_t stop_signals() {
 
 Interrupts::Interrupts() {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), like a full disk
   const sigset_t set = stop_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   thread_ = std::thread([this] { wait_for_signals(); });

@@ -11,9 +11,9 @@ namespace tandem::cli {
 
 class Interrupts {
  public:
-  /// Blocks SIGINT and SIGTERM for this thread and all that it starts later, and ignores SIGPIPE.
-  /// To be made before any other thread. Until a Graceful scope exists, the first signal ends the
-  /// process with 128 + its number.
+  /// Blocks SIGINT and SIGTERM for this thread and all that it starts later; ignores SIGPIPE and
+  /// SIGXFSZ, whose write() calls then report what happened. To be made before any other thread.
+  /// Until a Graceful scope exists, the first signal ends the process with 128 + its number.
   Interrupts();
   ~Interrupts();
   Interrupts(const Interrupts&) = delete;

@@ -21,10 +21,10 @@ std::string ResponseReader::push(std::int32_t id) {
     if (in_header_ && id == *sep_) {
       header_ += decoder_.finish();
       in_header_ = false;
-      channel_ = !is_opening_             ? Channel::kOther
-                 : header_ == "response"  ? Channel::kContent
-                 : header_ == "think"     ? Channel::kReasoning
-                                          : Channel::kOther;
+      channel_ = !is_opening_            ? Channel::kOther
+                 : header_ == "response" ? Channel::kContent
+                 : header_ == "think"    ? Channel::kReasoning
+                                         : Channel::kOther;
       return {};
     }
   }

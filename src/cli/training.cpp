@@ -16,10 +16,11 @@ void add_train_flags(CLI::App& command, TrainFlags& flags) {
 
 ExitCode finish_run(const RunResult& result, std::string_view command, const TrainFlags& flags) {
   if (result.end == RunEnd::kStopped) {
-    write_err(fmt::format("tandem: stopped; the finished steps are in {}\n"
-                          "Continue with: tandem {} {} --resume{}{}\n",
-                          result.run_dir, command, flags.config,
-                          flags.overrides.empty() ? "" : " ", fmt::join(flags.overrides, " ")));
+    write_err(
+        fmt::format("tandem: stopped; the finished steps are in {}\n"
+                    "Continue with: tandem {} {} --resume{}{}\n",
+                    result.run_dir, command, flags.config, flags.overrides.empty() ? "" : " ",
+                    fmt::join(flags.overrides, " ")));
     return kExitInterrupted;
   }
   std::string text = fmt::format("\nrun     {}\nmodel   {}\n", result.run_dir, result.model_dir);

@@ -66,8 +66,7 @@ void ProgressBar::update(std::int64_t done, std::string_view note) {
   done_ = std::clamp<std::int64_t>(done, 0, total_);
   note_ = note;
   const double now = clock_();
-  const double interval =
-      style_ == ProgressStyle::kTerminal ? kRedrawInterval_s : kLineInterval_s;
+  const double interval = style_ == ProgressStyle::kTerminal ? kRedrawInterval_s : kLineInterval_s;
   const bool erased = style_ == ProgressStyle::kTerminal && !is_drawn_;
   if (erased || now - shown_ >= interval) {
     draw(now);
