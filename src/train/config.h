@@ -48,10 +48,12 @@ struct RunConfig {
   std::string name = "run";
   std::string dir = "runs";
   std::int64_t threads = 0;
+  std::string note;
 
   template <typename Visitor>
   void visit_fields(Visitor&& visit) {
     visit("name", name, "the run's folder is <dir>/<name>");
+    visit("note", note, "plain text that the report opens with");
     visit("dir", dir, "folder of all runs");
     visit("threads", threads, "worker threads; 0 = one a core");
   }

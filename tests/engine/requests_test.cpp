@@ -116,7 +116,7 @@ TEST(Options, AllProblemsAtOnce) {
 }
 
 TEST(Options, MemoryPlanFollowsFromTheModel) {
-  FakeModel model;  // 5 latent floats a token, 12 + 5 + ... floats a slot
+  FakeModel model;  // 3 + 2 latent floats a token; states of 6 and 4, windows of 6 and 1 floats
   EngineOptions options = small_options();
   const MemoryPlan plan = plan_memory(model, options).value_or_throw();
   EXPECT_EQ(plan.weight_bytes, 1 << 20);

@@ -158,17 +158,16 @@ class FakeModel final : public Model {
     return hash;
   }
 
-  /// Shifts a window [rows, channels] and puts the token (plus 1, so that empty differs) last.
+  /// The hash of what a window [rows, channels] holds; the token (plus 1, so that empty differs)
+  /// then becomes its last row.
   static std::uint64_t advance_window(float* window, std::int64_t rows, std::int64_t channels,
                                       std::int32_t token) {
     std::uint64_t hash = 0;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < channels; ++c) {
-        window[r * channels + c] =
-            r + 1 < rows ? window[(r + 1) * channels + c] : static_cast<float>(token + 1);
-        hash = mix_key({hash, as_int(window[r * channels + c])});
-      }
+    for (std::int64_t i = 0; i < rows * channels; ++i) {
+      hash = mix_key({hash, as_int(window[i])});
     }
+    std::copy(window + channels, window + rows * channels, window);
+    std::fill_n(window + (rows - 1) * channels, channels, static_cast<float>(token + 1));
     return hash;
   }
 
@@ -212,7 +211,7 @@ class FakeModel final : public Model {
       }
       std::uint64_t window = 0;
       for (std::int64_t r = 0; r < spec.conv_rows; ++r) {
-        const std::int64_t at = isize(tokens) - spec.conv_rows + r;
+        const std::int64_t at = isize(tokens) - 1 - spec.conv_rows + r;
         for (std::int64_t c = 0; c < spec.conv_channels; ++c) {
           window =
               mix_key({window, at < 0 ? 0U : static_cast<std::uint64_t>(tokens[usize(at)] + 1)});

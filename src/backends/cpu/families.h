@@ -13,5 +13,6 @@ EmbedOps cpu_embed_ops();
 NormOps cpu_norm_ops();
 KdaOps cpu_kda_ops();
 MlaOps cpu_mla_ops();
+void cpu_add_expert_ops(MoeOps& ops);  // experts, experts_bwd
 
 }  // namespace tandem

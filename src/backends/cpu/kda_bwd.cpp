@@ -135,24 +135,63 @@ void recompute(const BwdCall& call, const RowBlock& block, const BwdScratch& scr
   }
 }
 
+/// to[v * stride + k] = from[k, v].
+void transpose(const float* from, std::int64_t keys, std::int64_t values, float* to,
+               std::int64_t stride) {
+  std::int64_t whole_keys = 0;
+  const std::int64_t whole_values = values / 4 * 4;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<float, 4> d;
+  const hn::FixedTag<double, 2> pairs;
+  for (; whole_keys + 4 <= keys; whole_keys += 4) {
+    for (std::int64_t v = 0; v < whole_values; v += 4) {
+      const float* in = from + whole_keys * values + v;
+      float* out = to + v * stride + whole_keys;
+      const auto a = hn::LoadU(d, in);
+      const auto b = hn::LoadU(d, in + values);
+      const auto c = hn::LoadU(d, in + 2 * values);
+      const auto e = hn::LoadU(d, in + 3 * values);
+      const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(d, a, b));
+      const auto ab_high = hn::BitCast(pairs, hn::InterleaveUpper(d, a, b));
+      const auto ce_low = hn::BitCast(pairs, hn::InterleaveLower(d, c, e));
+      const auto ce_high = hn::BitCast(pairs, hn::InterleaveUpper(d, c, e));
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, ab_low, ce_low)), d, out);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_low, ce_low)), d, out + stride);
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, ab_high, ce_high)), d, out + 2 * stride);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_high, ce_high)), d, out + 3 * stride);
+    }
+  }
+#endif
+  for (std::int64_t k = 0; k < keys; ++k) {
+    for (std::int64_t v = k < whole_keys ? whole_values : 0; v < values; ++v) {
+      to[v * stride + k] = from[k * values + v];
+    }
+  }
+}
+
 /// decayed[t] = S~ of every row of the block, [V, K].
 void rebuild_states(const BwdCall& call, const RowBlock& block, const BwdScratch& scratch) {
   const FloatTag d;
   const std::int64_t kp = call.key_stride();
   const std::int64_t vp = call.value_stride();
-  for (std::int64_t key = 0; key < call.keys(); ++key) {
-    for (std::int64_t v = 0; v < call.values(); ++v) {
-      scratch.start[v * kp + key] = block.checkpoint[key * call.values() + v];
-    }
-  }
-  for (std::int64_t v = 0; v < vp; ++v) {
+  transpose(block.checkpoint, call.keys(), call.values(), scratch.start, kp);
+  // Four columns at a time: each is a chain of dependent operations over the rows.
+  for (std::int64_t v = 0; v < vp; v += 4) {
     for (std::int64_t c = 0; c < kp; c += kLanes) {
-      FloatVec s = hn::Load(d, scratch.start + v * kp + c);
-      float* out = scratch.decayed + v * kp + c;
+      FloatVec s[4];
+      for (std::int64_t i = 0; i < 4; ++i) {
+        s[i] = hn::Load(d, scratch.start + (v + i) * kp + c);
+      }
       for (std::int64_t t = 0; t < block.count; ++t) {
-        s = hn::Mul(s, hn::Load(d, scratch.e + t * kp + c));
-        hn::Store(s, d, out + t * vp * kp);
-        s = hn::MulAdd(hn::Load(d, scratch.k + t * kp + c), hn::Set(d, scratch.u[t * vp + v]), s);
+        const FloatVec e = hn::Load(d, scratch.e + t * kp + c);
+        const FloatVec k = hn::Load(d, scratch.k + t * kp + c);
+        float* out = scratch.decayed + (t * vp + v) * kp + c;
+        const float* u = scratch.u + t * vp + v;
+        for (std::int64_t i = 0; i < 4; ++i) {
+          s[i] = hn::Mul(s[i], e);
+          hn::Store(s[i], d, out + i * kp);
+          s[i] = hn::MulAdd(k, hn::Set(d, u[i]), s[i]);
+        }
       }
     }
   }
@@ -187,27 +226,27 @@ void read_gradient(const BwdCall& call, const BwdScratch& scratch, std::int64_t 
   }
 }
 
-/// From u_bar: d_beta, r_bar = beta u_bar = d_v. Returns u . d_o.
+/// From u_bar: d_beta, r_bar = beta u_bar = d_v. Returns u . d_o. Works on 4 lanes, the size in
+/// which read_gradient has just stored u_bar: a wider load would wait for those stores to reach the
+/// cache.
 float write_gradient(const BwdCall& call, const RowBlock& block, const BwdScratch& scratch,
                      std::int64_t row) {
-  const FloatTag d;
+  const hn::CappedTag<float, 4> d;
+  constexpr auto kStep = static_cast<std::int64_t>(hn::MaxLanes(hn::CappedTag<float, 4>()));
   const std::int64_t vp = call.value_stride();
   const std::int64_t t = block.t + row;
-  const FloatVec beta = hn::Set(d, call.in.beta(t, block.head));
-  float* d_v = &call.grads.d_v(t, block.head, 0);
-  FloatVec d_beta = hn::Zero(d);
-  FloatVec read = hn::Zero(d);
-  for (std::int64_t v = 0; v < call.values(); v += kLanes) {
-    const FloatVec u_bar = hn::LoadU(d, scratch.r_bar + v);
-    d_beta = hn::MulAdd(u_bar, hn::LoadU(d, scratch.r + row * vp + v), d_beta);
-    read = hn::MulAdd(hn::LoadU(d, scratch.u + row * vp + v),
-                      hn::LoadU(d, scratch.d_o + row * vp + v), read);
-    const FloatVec r_bar = hn::Mul(beta, u_bar);
-    hn::StoreU(r_bar, d, scratch.r_bar + v);
-    store_first(r_bar, d_v + v, call.values() - v);
+  const auto beta = hn::Set(d, call.in.beta(t, block.head));
+  auto d_beta = hn::Zero(d);
+  auto read = hn::Zero(d);
+  for (std::int64_t v = 0; v < vp; v += kStep) {
+    const auto u_bar = hn::Load(d, scratch.r_bar + v);
+    d_beta = hn::MulAdd(u_bar, hn::Load(d, scratch.r + row * vp + v), d_beta);
+    read = hn::MulAdd(hn::Load(d, scratch.u + row * vp + v),
+                      hn::Load(d, scratch.d_o + row * vp + v), read);
+    hn::Store(hn::Mul(beta, u_bar), d, scratch.r_bar + v);
   }
-  call.grads.d_beta(t, block.head) = sum_lanes(d_beta);
-  return sum_lanes(read);
+  call.grads.d_beta(t, block.head) = hn::GetLane(hn::SumOfLanes(d, d_beta));
+  return hn::GetLane(hn::SumOfLanes(d, read));
 }
 
 /// d_q, d_k, d_g of the row on NC vectors of keys from `c`, and d_state <- e (d_state - k r_bar^T).
@@ -286,6 +325,8 @@ void run_block(const BwdCall& call, const RowBlock& block, const BwdScratch& scr
     for (; c < kp; c += kLanes) {
       key_gradients<1>(call, block, scratch, row, c, read);
     }
+    std::copy(scratch.r_bar, scratch.r_bar + call.values(),
+              &call.grads.d_v(block.t + row, block.head, 0));
   }
 }
 

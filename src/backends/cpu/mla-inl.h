@@ -133,19 +133,19 @@ inline void sum_rows(float* o, std::int64_t o_stride, std::int64_t rows, const f
                      const float* const* y, const std::int64_t* valid, std::int64_t cols) {
   for (std::int64_t col = 0; col < cols; col += kTileCols * kLanes) {
     std::int64_t i = 0;
-    while (i < rows) {
-      bool even = i + kTileRows <= rows;
-      for (std::int64_t r = 1; even && r < kTileRows; ++r) {
-        even = valid[i + r] == valid[i];
+    for (; i + kTileRows <= rows; i += kTileRows) {
+      const std::int64_t shared = *std::min_element(valid + i, valid + i + kTileRows);
+      sum_cols<kTileRows>(o + i * o_stride, o_stride, p + i * kKeyTile, kKeyTile, y, shared, col,
+                          cols);
+      for (std::int64_t r = i; r < i + kTileRows; ++r) {
+        if (valid[r] > shared) {
+          sum_cols<1>(o + r * o_stride, o_stride, p + r * kKeyTile + shared, kKeyTile, y + shared,
+                      valid[r] - shared, col, cols);
+        }
       }
-      float* out = o + i * o_stride;
-      const float* weights = p + i * kKeyTile;
-      if (even) {
-        sum_cols<kTileRows>(out, o_stride, weights, kKeyTile, y, valid[i], col, cols);
-      } else {
-        sum_cols<1>(out, o_stride, weights, kKeyTile, y, valid[i], col, cols);
-      }
-      i += even ? kTileRows : 1;
+    }
+    for (; i < rows; ++i) {
+      sum_cols<1>(o + i * o_stride, o_stride, p + i * kKeyTile, kKeyTile, y, valid[i], col, cols);
     }
   }
 }

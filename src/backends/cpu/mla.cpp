@@ -18,7 +18,7 @@ MlaOps cpu_mla_ops() {
   return {
       .store = cpu::mla_store,
       .absorbed = cpu::mla_absorbed,
-      .absorbed_bwd = nullptr,
+      .absorbed_bwd = cpu::mla_absorbed_bwd,
       .expanded = cpu::mla_expanded,
   };
 }

@@ -14,6 +14,7 @@ const OpTable& cpu_backend() {
     ops.norm = cpu_norm_ops();
     ops.kda = cpu_kda_ops();
     ops.mla = cpu_mla_ops();
+    cpu_add_expert_ops(ops.moe);
     return ops;
   }();
   return table;

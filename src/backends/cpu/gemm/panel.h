@@ -109,8 +109,9 @@ struct WeightGradJob {
   std::int64_t d_w_stride = 0;
   const float* d_y = nullptr;  // [rows, n]
   std::int64_t d_y_stride = 0;
-  const float* x = nullptr;  // [rows, k]
+  const float* x = nullptr;  // [rows, k], or row x_rows[t] of it
   std::int64_t x_stride = 0;
+  const std::int32_t* x_rows = nullptr;  // [rows] or null
   std::int64_t rows = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;

@@ -48,7 +48,8 @@ void pack_weight_grad_x(const WeightGradJob& job, std::int64_t block) {
   const std::int64_t full = job.k / kPanel;
   const std::int64_t rest = job.k % kPanel;
   for (std::int64_t t = 0; t < depth; ++t) {
-    const float* from = job.x + (begin + t) * job.x_stride;
+    const std::int64_t row = job.x_rows == nullptr ? begin + t : job.x_rows[begin + t];
+    const float* from = job.x + row * job.x_stride;
     for (std::int64_t panel = 0; panel < full; ++panel) {
       std::memcpy(to + panel * kXPanelFloats + t * kPanel, from + panel * kPanel,
                   kPanel * sizeof(float));
