@@ -28,10 +28,10 @@ namespace tandem::cli {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitBadInput = 1,      // a Failure: file, config or request
-  kExitUsage = 2,         // the command line itself
-  kExitEnvironment = 3,   // a thrown Error: disk, memory
-  kExitInterrupted = 130  // 128 + SIGINT, as shells expect
+  kExitBadInput = 1,     // a Failure: file, config or request
+  kExitUsage = 2,        // the command line itself
+  kExitEnvironment = 3,  // a thrown Error: disk, memory
+  kExitInterrupted = kInterruptedCode
 };
 
 /// Options of `tandem` itself, which every subcommand takes too.

@@ -20,11 +20,11 @@ sigset_t stop_signals() {
 
 /// Leaves without destructors: another thread is in the middle of something. Files are only ever
 /// renamed into place or committed, so nothing half-written stays.
-[[noreturn]] void leave(int signal) {
+[[noreturn]] void leave() {
   if (::isatty(STDERR_FILENO) != 0) {
     std::fputs("\r\x1b[K", stderr);
   }
-  ::_exit(128 + signal);
+  ::_exit(kInterruptedCode);
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ void Interrupts::wait_for_signals() {
     }
     const std::lock_guard lock(mutex_);
     if (!is_graceful_ || stop_) {
-      leave(signal);
+      leave();
     }
     stop_ = true;
     const char* erase = ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";

@@ -9,6 +9,9 @@
 
 namespace tandem::cli {
 
+/// Exit code of a process that Ctrl-C ended: 128 + SIGINT, as shells expect. SIGTERM gives it too.
+inline constexpr int kInterruptedCode = 130;
+
 class Interrupts {
  public:
   /// Blocks SIGINT and SIGTERM for this thread and all that it starts later; ignores SIGPIPE and
