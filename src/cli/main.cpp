@@ -1,6 +1,7 @@
 // main.cpp — the program: registers the subcommands, runs the chosen one, turns failures into
 // messages and exit codes.
 #include <exception>
+#include <filesystem>
 #include <new>
 
 #include "cli/common.h"
@@ -34,6 +35,8 @@ int run(const Action& action) {
     print_problem(
         "out of memory; take a smaller model, fewer sequences (--max-running-seqs) or a shorter "
         "context");
+  } catch (const std::filesystem::filesystem_error& error) {
+    print_problem(fmt::format("{}: {}", error.path1().string(), error.code().message()));
   } catch (const std::exception& error) {
     print_problem(fmt::format("unexpected failure: {}", error.what()));
   }
