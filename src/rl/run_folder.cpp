@@ -69,7 +69,7 @@ Expected<RunFolder> open_run_folder(const ModelConfig& model, const RunConfig& r
   const std::string dir = run.dir + "/" + run.name;
   const std::string save = checkpoint.save.empty() ? dir + "/checkpoints" : checkpoint.save;
   RunFolder folder{
-      dir, model.load, fingerprint_of(config_text), {save, checkpoint.save_retain_interval}};
+      dir, model.load, fingerprint_of(config_text), {save, checkpoint.save_retain_interval}, ""};
   const bool exists = fs::exists(dir + "/config.toml");
   if (options.resume && !exists) {
     return fail("{}: nothing to resume; expected the folder of an earlier run", dir);
@@ -79,6 +79,13 @@ Expected<RunFolder> open_run_folder(const ModelConfig& model, const RunConfig& r
         "{}: a run of this name is already there; choose another run.name, continue it with "
         "--resume, or remove the folder",
         dir);
+  }
+  if (!exists && !checkpoint.save_hf.empty() && fs::exists(checkpoint.save_hf)) {
+    return fail("checkpoint.save_hf: {} is already there; expected a new folder",
+                checkpoint.save_hf);
+  }
+  if (!exists) {
+    folder.made_now = fs::exists(dir) ? dir + "/config.toml" : dir;
   }
   if (model.load.empty()) {
     folder.source_dir = dir + "/init";
@@ -98,6 +105,23 @@ Expected<RunFolder> open_run_folder(const ModelConfig& model, const RunConfig& r
     write_file_atomic(dir + "/config.toml", config_text);
   }
   return folder;
+}
+
+StartGuard::~StartGuard() {
+  if (!made_now_.empty()) {
+    std::error_code ignored;  // what cannot be removed shows up at the next start
+    fs::remove_all(made_now_, ignored);
+  }
+}
+
+std::string export_result(const RunFolder& folder, const std::string& save_hf,
+                          const nn::ParameterStore& parameters) {
+  const std::string dir = save_hf.empty() ? folder.dir + "/model" : save_hf;
+  if (save_hf.empty()) {
+    fs::remove_all(dir);  // of an export that was cut off, or of a finished run that is resumed
+  }
+  export_model(dir, parameters, folder.source_dir);
+  return dir;
 }
 
 Expected<LoadedModel> load_trainable(const ExecCtx& ctx, const std::string& dir) {

@@ -45,8 +45,9 @@ struct RlRun {
   std::unique_ptr<RlTrainer> trainer;
 
   /// Saves, commits, publishes: in this order, so that a crash loses at most the step in flight.
-  void keep(RunStore& store, const RlStep& step) const {
-    const bool due = !config.checkpoint.save_interval ||
+  /// `stopping`: the run ends here, so nothing but this save can keep the step.
+  void keep(RunStore& store, const RlStep& step, bool stopping) const {
+    const bool due = stopping || !config.checkpoint.save_interval ||
                      step.metrics.step % *config.checkpoint.save_interval == 0 ||
                      step.metrics.step == trainer->planned_steps();
     if (due) {
@@ -66,16 +67,8 @@ struct RlRun {
   }
 };
 
-Expected<RlRun> prepare(const ExecCtx& ctx, const Resolved<RlConfig>& resolved,
-                        const RunOptions& options) {
-  const RlConfig& config = resolved.config;
-  auto folder =
-      open_run_folder(config.model, config.run, config.checkpoint,
-                      static_cast<std::uint64_t>(config.train.seed), resolved.text(), options);
-  if (!folder.ok()) {
-    return folder.failure();
-  }
-  auto loaded = load_trainable(ctx, folder->source_dir);
+Expected<RlRun> prepare(const ExecCtx& ctx, const RlConfig& config, RunFolder folder) {
+  auto loaded = load_trainable(ctx, folder.source_dir);
   if (!loaded.ok()) {
     return loaded.failure();
   }
@@ -95,7 +88,7 @@ Expected<RlRun> prepare(const ExecCtx& ctx, const Resolved<RlConfig>& resolved,
   std::unique_ptr<Model> reference;
   if (config.algo.kl_loss_coef != 0.0 || config.algo.kl_coef != 0.0) {
     const std::string dir =
-        config.checkpoint.ref_load.empty() ? folder->source_dir : config.checkpoint.ref_load;
+        config.checkpoint.ref_load.empty() ? folder.source_dir : config.checkpoint.ref_load;
     auto model = load_model(ctx, dir, {.trainable = false});
     if (!model.ok()) {
       return model.failure();
@@ -103,7 +96,7 @@ Expected<RlRun> prepare(const ExecCtx& ctx, const Resolved<RlConfig>& resolved,
     reference = *std::move(model);
   }
   RlRun run{config,
-            *std::move(folder),
+            std::move(folder),
             *std::move(loaded),
             std::move(reference),
             *std::move(train_problems),
@@ -126,7 +119,15 @@ Status write_run_report(const RlRun& run, const std::string& path) {
 
 Expected<RunResult> run_rl(const ExecCtx& ctx, const Resolved<RlConfig>& resolved,
                            const RunOptions& options, const RlObserver& observer) {
-  auto prepared = prepare(ctx, resolved, options);
+  const RlConfig& config = resolved.config;
+  auto folder =
+      open_run_folder(config.model, config.run, config.checkpoint,
+                      static_cast<std::uint64_t>(config.train.seed), resolved.text(), options);
+  if (!folder.ok()) {
+    return folder.failure();
+  }
+  StartGuard guard(*folder);
+  auto prepared = prepare(ctx, config, *std::move(folder));
   if (!prepared.ok()) {
     return prepared.failure();
   }
@@ -153,17 +154,19 @@ Expected<RunResult> run_rl(const ExecCtx& ctx, const Resolved<RlConfig>& resolve
   } else {
     store->truncate_after(-1);
   }
+  guard.started();
   if (observer.on_start) {
     observer.on_start(trainer.planned_steps(), resolved.text(),
                       trainer.engine().memory_plan().to_string());
   }
 
   const auto finish_step = [&](const RlStep& step) {
-    run.keep(*store, step);
+    const bool stopping = options.stop != nullptr && options.stop->load();
+    run.keep(*store, step, stopping);
     if (observer.on_step) {
       observer.on_step(step);
     }
-    return options.stop != nullptr && options.stop->load();
+    return stopping;
   };
   if (!latest && !run.eval_problems.empty() && !run.config.eval.skip_eval_before_train &&
       finish_step(trainer.evaluate_before_training())) {
@@ -174,10 +177,8 @@ Expected<RunResult> run_rl(const ExecCtx& ctx, const Resolved<RlConfig>& resolve
       return RunResult{RunEnd::kStopped, run.folder.dir, "", ""};
     }
   }
-  const std::string model_dir = run.config.checkpoint.save_hf.empty()
-                                    ? run.folder.dir + "/model"
-                                    : run.config.checkpoint.save_hf;
-  export_model(model_dir, run.loaded.model->parameters(), run.folder.source_dir);
+  const std::string model_dir =
+      export_result(run.folder, run.config.checkpoint.save_hf, run.loaded.model->parameters());
   const std::string report_path = run.folder.dir + "/report.html";
   if (const Status status = write_run_report(run, report_path); !status.ok()) {
     return status.failure();

@@ -1,4 +1,3 @@
-#include <filesystem>
 #include <fstream>
 
 #include "core/checked_cast.h"
@@ -38,6 +37,7 @@ Expected<RunResult> run_sft(const ExecCtx& ctx, const Resolved<SftConfig>& resol
   if (!folder.ok()) {
     return folder.failure();
   }
+  StartGuard guard(*folder);
   auto loaded = load_trainable(ctx, folder->source_dir);
   if (!loaded.ok()) {
     return loaded.failure();
@@ -62,6 +62,7 @@ Expected<RunResult> run_sft(const ExecCtx& ctx, const Resolved<SftConfig>& resol
   }
   const std::string metrics_path = folder->dir + "/sft.jsonl";
   rewrite_lines(metrics_path, kept_lines(metrics_path, state->step));
+  guard.started();
   if (observer.on_start) {
     observer.on_start(config.train.train_iters, resolved.text());
   }
@@ -90,9 +91,7 @@ Expected<RunResult> run_sft(const ExecCtx& ctx, const Resolved<SftConfig>& resol
     }
   }
   const std::string model_dir =
-      config.checkpoint.save_hf.empty() ? folder->dir + "/model" : config.checkpoint.save_hf;
-  std::filesystem::remove_all(model_dir);
-  export_model(model_dir, loaded->model->parameters(), folder->source_dir);
+      export_result(*folder, config.checkpoint.save_hf, loaded->model->parameters());
   return RunResult{RunEnd::kFinished, folder->dir, model_dir, ""};
 }
 
