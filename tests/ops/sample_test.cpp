@@ -168,13 +168,17 @@ TEST(Sample, TopPKeepsTheSmallestSetThatReachesTheMass) {
   }
 }
 
-TEST(Sample, TopPWorksBeyondTheFirstSortedPiece) {
+TEST(Sample, TopPOnFlatAndOnVeryPeakedRows) {
   const PoisonedContext ctx;
   const SamplingParams params{1.0F, 0, 0.9F, 0.0F};
-  Rows logits = Rows::normal(1, 5000, 3, 0.3);  // nearly flat: about 4,400 tokens are kept
-  const std::vector<double> p = ref::sampling_distribution<double>(logits.values<double>(), params);
-  for (const std::int32_t id : sample_many(*ctx, logits, params, 300)) {
-    EXPECT_GT(p[usize(id)], 0) << id;
+  // Nearly flat: about 4,400 tokens are kept. Peaked: one token, the rest far below e^-32.
+  for (const double scale : {0.0, 0.01, 0.3, 100.0}) {
+    Rows logits = Rows::normal(1, 5000, 3, scale);
+    const std::vector<double> p =
+        ref::sampling_distribution<double>(logits.values<double>(), params);
+    for (const std::int32_t id : sample_many(*ctx, logits, params, 300)) {
+      EXPECT_GT(p[usize(id)], 0) << id << " scale " << scale;
+    }
   }
 }
 
