@@ -1,0 +1,135 @@
+// panel.h — the packed weight layout and the work items of the matrix kernels.
+//
+// A weight [out, in] is cut into panels of 16 outputs. A panel is a sequence of 64-byte words: 16
+// lanes of 32 bits, lane n for output 16 p + n, and every lane holds `group` consecutive reduction
+// indices, the first in its low bits: 1 fp32, 2 bf16, 4 fp8 or 8 four-bit codes. So a kernel takes
+// one output per SIMD lane and no lane ever talks to another: a chain over k is one register.
+// Scales lie beside, 16 a panel and scale block: one byte each for MXFP4 (E8M0) and NVFP4 (E4M3),
+// an fp32 for FP8.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/gemm.h"
+
+namespace tandem::gemm {
+
+inline constexpr std::int64_t kPanel = 16;    // outputs a panel
+inline constexpr std::int64_t kKBlock = 256;  // reduction indices between two visits of y
+
+/// Reduction indices in one 32-bit lane.
+[[nodiscard]] constexpr std::int64_t group_size(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return 1;
+    case WeightFormat::kBF16:
+      return 2;
+    case WeightFormat::kFp8Block:
+      return 4;
+    case WeightFormat::kMxFp4:
+    case WeightFormat::kNvFp4:
+      return 8;
+  }
+  return 1;
+}
+
+/// Reduction indices that share a scale; 0 when there are none.
+[[nodiscard]] constexpr std::int64_t scale_block(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kBF16:
+      return 0;
+    case WeightFormat::kFp8Block:
+      return 128;
+    case WeightFormat::kMxFp4:
+      return 32;
+    case WeightFormat::kNvFp4:
+      return 16;
+  }
+  return 0;
+}
+
+[[nodiscard]] constexpr std::int64_t scale_bytes(WeightFormat format) {
+  return format == WeightFormat::kFp8Block ? 4 : 1;
+}
+
+[[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+[[nodiscard]] constexpr std::int64_t num_panels(std::int64_t out) {
+  return ceil_div(out, kPanel);
+}
+/// 32-bit lanes of one panel.
+[[nodiscard]] constexpr std::int64_t panel_lanes(WeightFormat format, std::int64_t in) {
+  return ceil_div(in, group_size(format)) * kPanel;
+}
+/// Bytes of the scales of one panel.
+[[nodiscard]] constexpr std::int64_t panel_scale_bytes(WeightFormat format, std::int64_t in) {
+  const std::int64_t block = scale_block(format);
+  return block == 0 ? 0 : ceil_div(in, block) * kPanel * scale_bytes(format);
+}
+
+/// y = x W^T for a set of rows; a job of a grouped call (heads, experts).
+struct LinearJob {
+  float* y = nullptr;  // [rows, out]
+  std::int64_t y_stride = 0;
+  const float* x = nullptr;  // [rows, in], or row x_rows[t] of it
+  std::int64_t x_stride = 0;
+  const std::int32_t* x_rows = nullptr;  // [rows] or null
+  std::int64_t rows = 0;
+  const PackedWeight* weight = nullptr;
+  bool accumulate = false;
+};
+
+/// The part of a job that one thread does at a time.
+struct LinearBlock {
+  std::int64_t row_begin = 0, row_end = 0;
+  std::int64_t panel_begin = 0, panel_end = 0;
+};
+
+// Scratch of one thread: rows of x for one block, and one group of panels decoded to fp32.
+inline constexpr std::int64_t kMaxBlockRows = 96;
+inline constexpr std::int64_t kXStride = kKBlock + 16;  // the 16 keep rows out of one cache set
+inline constexpr std::int64_t kXScratch = kMaxBlockRows * kXStride;
+inline constexpr std::int64_t kMaxGroup = 4;  // panels
+inline constexpr std::int64_t kPanelScratch = kMaxGroup * kKBlock * kPanel;
+inline constexpr std::int64_t kLinearScratch = kXScratch + kPanelScratch;
+
+/// Computes one block. `scratch`: kLinearScratch floats, 64-byte aligned.
+void linear_block(const LinearJob& job, const LinearBlock& block, float* scratch);
+
+/// Runs all jobs, cut into blocks, on the thread pool.
+void run_linear(const ExecCtx& ctx, std::span<const LinearJob> jobs);
+
+/// d_w += d_y^T x. Both inputs are packed first: x as panels of 16 columns, d_y as tiles of up to
+/// kMaxTile rows of d_w, block after block of kKBlock rows.
+struct WeightGradJob {
+  float* d_w = nullptr;  // [n, k]
+  std::int64_t d_w_stride = 0;
+  const float* d_y = nullptr;  // [rows, n]
+  std::int64_t d_y_stride = 0;
+  const float* x = nullptr;  // [rows, k], or row x_rows[t] of it
+  std::int64_t x_stride = 0;
+  const std::int32_t* x_rows = nullptr;  // [rows] or null
+  std::int64_t rows = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  float* packed_d_y = nullptr;  // set by run_weight_grad
+  float* packed_x = nullptr;
+};
+
+inline constexpr std::int64_t kMaxTile = 12;  // every target's tile height divides it
+inline constexpr std::int64_t kXPanelFloats = (kKBlock + 1) * kPanel;  // +1: not one cache set
+
+/// Packs rows [block * kKBlock, +kKBlock) of d_y or of x.
+void pack_weight_grad_d_y(const WeightGradJob& job, std::int64_t block);
+void pack_weight_grad_x(const WeightGradJob& job, std::int64_t block);
+/// Rows [n_begin, n_end) of d_w, n_begin a multiple of kMaxTile, for a range of panels of columns.
+void weight_grad_block(const WeightGradJob& job, std::int64_t n_begin, std::int64_t n_end,
+                       std::int64_t panel_begin, std::int64_t panel_end);
+
+/// Runs all jobs; no two of them may share a d_w.
+void run_weight_grad(const ExecCtx& ctx, std::span<const WeightGradJob> jobs);
+
+}  // namespace tandem::gemm
