@@ -244,6 +244,16 @@ TEST_F(Training, ADivergingLossStopsTheRunAndSaysSo) {
   EXPECT_GE(num_lines(runs("nan") + "/sft.jsonl"), 1);
 }
 
+TEST_F(Training, DivergingWeightsStopAnRlRunAndSaySo) {
+  const Outcome outcome =
+      train("sft", "big", {"--train-iters", "1", "--lr", "1e30", "--clip-grad", "0"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Outcome rl = train("rl", "nan", {"--set", "model.load=" + runs("big") + "/model"});
+  EXPECT_EQ(rl.exit_code, 3) << rl.out;
+  EXPECT_THAT(rl.err, AllOf(HasSubstr("responses could be computed"), HasSubstr("optimizer.lr")));
+  EXPECT_FALSE(fs::exists(runs("nan") + "/model"));
+}
+
 TEST_F(Training, AClosedPipeDoesNotEndARun) {
   RunSettings settings;
   settings.close_stdout_reader = true;
