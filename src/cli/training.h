@@ -8,7 +8,8 @@
 
 #include "cli/common.h"
 #include "core/checked_cast.h"
-#include "rl/runs.h"
+#include "rl/run_rl.h"
+#include "train/run_sft.h"
 #include "train/toml_config.h"
 
 namespace tandem::cli {

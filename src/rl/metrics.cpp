@@ -1,16 +1,9 @@
 #include "rl/metrics.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "core/check.h"
 #include "core/checked_cast.h"
@@ -38,43 +31,6 @@ Expected<std::optional<double>> number_or_null(const Json& value, std::string_vi
 std::optional<double> ratio(double sum, std::int64_t count) {
   return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
 }
-
-/// A file descriptor that closes itself.
-class OutputFile {
- public:
-  OutputFile(const std::string& path, int flags)
-      : path_(path), fd_(::open(path.c_str(), flags | O_WRONLY | O_CREAT | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) {
-      fail_with("open");
-    }
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile() { ::close(fd_); }
-
-  void write_all(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
-      if (written < 0 && errno != EINTR) {
-        fail_with("write");
-      }
-      bytes.remove_prefix(written > 0 ? usize(written) : 0);
-    }
-  }
-  void sync() {
-    if (::fsync(fd_) != 0) {
-      fail_with("flush");
-    }
-  }
-
- private:
-  [[noreturn]] void fail_with(std::string_view what) const {
-    throw_error("{}: cannot {}: {}", path_, what, std::strerror(errno));
-  }
-
-  std::string path_;
-  int fd_;
-};
 
 struct GroupTally {
   std::int64_t count = 0;
@@ -315,35 +271,6 @@ double entropy(std::span<const double> logits, double temperature) {
     total -= p > 0.0 ? p * logprob : 0.0;
   }
   return total;
-}
-
-void append_line(const std::string& path, std::string_view line) {
-  OutputFile file(path, O_APPEND);
-  file.write_all(std::string(line) + "\n");
-}
-
-void rewrite_lines(const std::string& path, std::span<const std::string> lines) {
-  std::string wanted;
-  for (const std::string& line : lines) {
-    wanted += line;
-    wanted += '\n';
-  }
-  std::ostringstream current;
-  if (std::ifstream file(path, std::ios::binary); file) {
-    current << file.rdbuf();
-    if (current.str() == wanted) {
-      return;
-    }
-  }
-  const std::string temporary = path + ".tmp";
-  {
-    OutputFile file(temporary, O_TRUNC);
-    file.write_all(wanted);
-    file.sync();
-  }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    throw_error("{}: cannot replace: {}", path, std::strerror(errno));
-  }
 }
 
 }  // namespace tandem

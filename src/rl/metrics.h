@@ -120,10 +120,4 @@ void set_loss_metrics(StepMetrics& metrics, const PolicyLossStats& stats,
 [[nodiscard]] std::vector<double> log_softmax(std::span<const double> logits, double temperature);
 [[nodiscard]] double entropy(std::span<const double> logits, double temperature);
 
-/// Appends `line` and a newline in one write. Errors: throws Error when the disk refuses.
-void append_line(const std::string& path, std::string_view line);
-
-/// Makes the file consist of exactly `lines`; atomic, and nothing is written when it does already.
-void rewrite_lines(const std::string& path, std::span<const std::string> lines);
-
 }  // namespace tandem

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/checked_cast.h"
+#include "io/lines.h"
 
 namespace tandem {
 

@@ -1,8 +1,9 @@
+#include "rl/run_rl.h"
+
 #include <memory>
 
 #include "core/checked_cast.h"
 #include "rl/report.h"
-#include "rl/run_folder.h"
 #include "rl/run_store.h"
 
 namespace tandem {
@@ -89,7 +90,7 @@ Expected<RlRun> prepare(const ExecCtx& ctx, const RlConfig& config, RunFolder fo
   if (config.algo.kl_loss_coef != 0.0 || config.algo.kl_coef != 0.0) {
     const std::string dir =
         config.checkpoint.ref_load.empty() ? folder.source_dir : config.checkpoint.ref_load;
-    auto model = load_model(ctx, dir, {.trainable = false});
+    auto model = load_frozen(ctx, dir);
     if (!model.ok()) {
       return model.failure();
     }
@@ -161,7 +162,7 @@ Expected<RunResult> run_rl(const ExecCtx& ctx, const Resolved<RlConfig>& resolve
   }
 
   const auto finish_step = [&](const RlStep& step) {
-    const bool stopping = options.stop != nullptr && options.stop->load();
+    const bool stopping = options.stop_requested();
     run.keep(*store, step, stopping);
     if (observer.on_step) {
       observer.on_step(step);

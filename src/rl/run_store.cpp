@@ -16,6 +16,7 @@
 
 #include "core/check.h"
 #include "core/checked_cast.h"
+#include "io/lines.h"
 #include "rl/metrics.h"
 
 namespace tandem {

@@ -15,6 +15,7 @@
 #include "core/checked_cast.h"
 #include "core/error.h"
 #include "core/rng.h"
+#include "io/lines.h"
 #include "rl/metrics.h"
 
 namespace tandem {

@@ -197,7 +197,8 @@ TEST_F(KimiK3Test, GradientMatchesDirectionalDifferences) {
       continue;
     }
     const std::vector<float> saved(parameter.value().begin(), parameter.value().end());
-    const double h = std::min(2e-3, 0.05 / norm);  // a change of the loss of at most 0.1, where it is still linear
+    const double h = std::min(
+        2e-3, 0.05 / norm);  // a change of the loss of at most 0.1, where it is still linear
     const auto shifted = [&](double sign) {
       for (std::size_t i = 0; i < saved.size(); ++i) {
         parameter.value()[i] = static_cast<float>(saved[i] + sign * h * grad[i] / norm);

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "io/lines.h"
 #include "support/temp_path.h"
 
 namespace tandem {

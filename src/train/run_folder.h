@@ -1,17 +1,39 @@
-// run_folder.h — what SFT and RL runs share: the folder, its config, checkpoints, and the start
-// from a preset, a checkpoint or a resume.
+// run_folder.h — a training run on disk, and its start from a preset, a checkpoint or a resume.
+//
+// A run is the folder <run.dir>/<run.name>: config.toml, checkpoints/, model/ (the exported
+// result), and sft.jsonl (SFT) or run.sqlite, metrics.jsonl and report.html (RL). A step is durable
+// before its metrics line is; a killed run that is resumed loses at most what came after its last
+// save and ends with the same bits as an undisturbed one.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
 #include "core/error.h"
 #include "models/registry.h"
-#include "rl/runs.h"
 #include "text/tokenizer.h"
+#include "train/config.h"
 #include "train/train_checkpoint.h"
 
 namespace tandem {
+
+struct RunOptions {
+  bool resume = false;  // continue the run's folder instead of starting a new one
+  const std::atomic<bool>* stop =
+      nullptr;  // set by Ctrl-C: the run ends after the step in flight, resumable
+
+  [[nodiscard]] bool stop_requested() const { return stop != nullptr && stop->load(); }
+};
+
+enum class RunEnd { kFinished, kStopped };
+
+struct RunResult {
+  RunEnd end = RunEnd::kFinished;
+  std::string run_dir;
+  std::string model_dir;    // exported model; empty when stopped
+  std::string report_path;  // RL only
+};
 
 struct RunFolder {
   std::string dir;  // <run.dir>/<run.name>
@@ -56,6 +78,9 @@ struct LoadedModel {
 };
 /// Loads a trainable model and its tokenizer and checks that they fit each other.
 Expected<LoadedModel> load_trainable(const ExecCtx& ctx, const std::string& dir);
+
+/// Loads a model that is only run, such as the reference policy.
+Expected<std::unique_ptr<Model>> load_frozen(const ExecCtx& ctx, const std::string& dir);
 
 /// Restores the newest save; the zero state when there is none yet.   Errors: a Failure, also when
 /// the save was made with other settings.

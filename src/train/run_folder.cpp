@@ -1,4 +1,4 @@
-#include "rl/run_folder.h"
+#include "train/run_folder.h"
 
 #include <filesystem>
 #include <sstream>
@@ -138,6 +138,10 @@ Expected<LoadedModel> load_trainable(const ExecCtx& ctx, const std::string& dir)
                 (*tokenizer)->vocab_size(), (*model)->vocab_size());
   }
   return LoadedModel{*std::move(model), *std::move(tokenizer)};
+}
+
+Expected<std::unique_ptr<Model>> load_frozen(const ExecCtx& ctx, const std::string& dir) {
+  return load_model(ctx, dir, {.trainable = false});
 }
 
 Expected<TrainState> restore_latest(const RunFolder& folder, Model& model, Optimizer& optimizer) {

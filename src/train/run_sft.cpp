@@ -1,9 +1,10 @@
+#include "train/run_sft.h"
+
 #include <fstream>
 
 #include "core/checked_cast.h"
 #include "io/jsonl.h"
-#include "rl/metrics.h"
-#include "rl/run_folder.h"
+#include "io/lines.h"
 #include "train/demonstrations.h"
 
 namespace tandem {
@@ -80,7 +81,7 @@ Expected<RunResult> run_sft(const ExecCtx& ctx, const Resolved<SftConfig>& resol
     if (observer.on_step) {
       observer.on_step(step);
     }
-    const bool stopped = options.stop != nullptr && options.stop->load();
+    const bool stopped = options.stop_requested();
     const bool due =
         config.checkpoint.save_interval && step.step % *config.checkpoint.save_interval == 0;
     if (due || stopped || step.step == config.train.train_iters) {
