@@ -29,7 +29,7 @@ void add_demo_data(CommandLine& line) {
   CLI::App* command = line.add("demo-data", "Write the demo's arithmetic word problems");
   auto flags = std::make_shared<DemoDataFlags>();
   DemoDataOptions& options = flags->options;
-  options.demonstrations.num_batches = 600;
+  options.demonstrations.num_batches = 900;  // as many as examples/demo_sft.toml takes
   // The most distinct problems that can be drawn in reasonable time.
   const CLI::Range count(1, 100000);
   command->add_option("DIR", flags->dir, "Folder to write into")->required();

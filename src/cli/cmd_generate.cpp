@@ -249,7 +249,11 @@ Expected<ExitCode> run_generate(const GenerateFlags& flags, const GlobalOptions&
   if (!prompts) {
     return prompts.failure();
   }
-  Engine engine(*loaded->model, runtime.ctx(), engine_options(flags, *prompts, tokenizer));
+  const EngineOptions options = engine_options(flags, *prompts, tokenizer);
+  if (const auto plan = plan_memory(*loaded->model, options); !plan) {
+    return plan.failure();
+  }
+  Engine engine(*loaded->model, runtime.ctx(), options);
   Generation generation(engine, flags, *prompts, tokenizer);
   if (Status submitted = generation.submit(); !submitted) {
     return submitted.failure();

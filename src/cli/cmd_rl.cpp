@@ -48,7 +48,14 @@ class RlScreen {
   }
 
   void progress(std::string_view phase, std::int64_t done, std::int64_t total) {
-    bar_.update(last_step_, fmt::format("step {}: {} {}/{}", last_step_ + 1, phase, done, total));
+    if (phase != phase_name_ || done < phase_done_) {  // a new phase, or the next one of its kind
+      phase_name_ = phase;
+      phase_.start(phase, total, done);
+    }
+    phase_done_ = done;
+    phase_.update(done);
+    bar_.update(last_step_, fmt::format("step {}: {} {}/{}, {}", last_step_ + 1, phase, done, total,
+                                        format_duration(phase_.seconds_left())));
   }
 
   void step(const StepMetrics& metrics) {
@@ -64,6 +71,9 @@ class RlScreen {
 
  private:
   ProgressBar& bar_;
+  ProgressBar phase_{ProgressStyle::kOff, [](std::string_view) {}};  // for its time left
+  std::string phase_name_;
+  std::int64_t phase_done_ = 0;
   std::int64_t total_steps_ = 0;
   std::int64_t last_step_ = 0;
   bool has_step_ = false;

@@ -60,10 +60,13 @@ void ProgressBar::start(std::string_view label, std::int64_t total, std::int64_t
 }
 
 void ProgressBar::update(std::int64_t done, std::string_view note) {
-  if (!is_active_ || style_ == ProgressStyle::kOff) {
+  if (!is_active_) {
     return;
   }
   done_ = std::clamp<std::int64_t>(done, 0, total_);
+  if (style_ == ProgressStyle::kOff) {
+    return;
+  }
   note_ = note;
   const double now = clock_();
   const double interval = style_ == ProgressStyle::kTerminal ? kRedrawInterval_s : kLineInterval_s;

@@ -12,6 +12,7 @@
 
 namespace tandem {
 
+/// kOff shows nothing and still knows the time left.
 enum class ProgressStyle { kOff, kLines, kTerminal };
 
 /// "0:07", "12:34", "1:02:03"; "-:--" for a negative or unknown (NaN) time.

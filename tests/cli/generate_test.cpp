@@ -151,6 +151,12 @@ TEST_F(Generate, EmptyRawPrompt) {
   EXPECT_THAT(outcome.err, HasSubstr("prompt 2: expected at least one token"));
 }
 
+TEST_F(Generate, ALengthThatCannotBe) {
+  const Outcome outcome = generate({"a"}, {"--max-new-tokens", "2000000000"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(StartsWith("tandem: "), HasSubstr("max_seq_len")));
+}
+
 TEST_F(Generate, AClosedPipeEndsQuietly) {
   RunSettings settings;
   settings.close_stdout_reader = true;

@@ -99,11 +99,12 @@ TEST(ProgressBar, LongNotesAreCutToOneLine) {
   EXPECT_LE(f.shown.size(), 120U);
 }
 
-TEST(ProgressBar, OffShowsNothing) {
+TEST(ProgressBar, OffShowsNothingAndKnowsTheTimeLeft) {
   Fixture f(ProgressStyle::kOff);
   f.bar->start("rl", 4);
   f.now += 60;
   f.bar->update(3);
+  EXPECT_DOUBLE_EQ(f.bar->seconds_left(), 20.0);
   f.bar->finish();
   EXPECT_EQ(f.shown, "");
 }
