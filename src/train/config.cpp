@@ -241,9 +241,6 @@ std::vector<std::string> SftConfig::validate() const {
                    "train.max_tokens_per_microbatch: expected > 0, got {}",
                    train.max_tokens_per_microbatch);
   check_optimizer(problems, optimizer);
-  check_eval(problems, eval);
-  problems.require(!eval.eval_interval || eval.eval_max_response_len,
-                   "eval.eval_max_response_len: needed because eval.eval_interval is set");
   check_checkpoint(problems, checkpoint);
   problems.require(checkpoint.ref_load.empty(), "checkpoint.ref_load: SFT has no reference policy");
   return problems.take();

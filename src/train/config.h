@@ -334,7 +334,6 @@ struct SftConfig {
   DataConfig data;
   SftTrainConfig train;
   OptimizerConfig optimizer;
-  EvalConfig eval;
   CheckpointConfig checkpoint;
 
   template <typename Visitor>
@@ -344,7 +343,6 @@ struct SftConfig {
     visit("data", data);
     visit("train", train);
     visit("optimizer", optimizer);
-    visit("eval", eval);
     visit("checkpoint", checkpoint);
   }
 
