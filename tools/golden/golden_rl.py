@@ -91,7 +91,7 @@ def cispo(b: RlBatch, logp: Tensor, low: float, high: float) -> Tensor:
 
 
 def sapo(b: RlBatch, logp: Tensor) -> Tensor:
-    tau = torch.where(b.adv > 0, 1.0, 1.05).to(D)
+    tau = torch.where(b.adv > 0, torch.tensor(1.0, dtype=D), torch.tensor(1.05, dtype=D))
     return -(4 / tau) * torch.sigmoid(tau * (_ratio(b, logp) - 1)) * b.adv
 
 

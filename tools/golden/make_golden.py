@@ -7,7 +7,8 @@ Everything is a function of the checkpoint and of the hash below; there is no ra
 stored as F32 (model and operators) or as decimal text (JSON). The model groups also state the difference between an
 fp32 and the fp64 run of the same code (fp32_*): the noise a correct fp32 implementation may show.
 
-Files: forward.*, gradients.*, sft.json, rl_losses.json, ops.*, quant.*, manifest.json.
+Files: forward.*, gradients.*, sft.*, rl_losses.json, ops.*, quant.*, manifest.json; with --quantised NAME=DIR (repeatable,
+checkpoints with 4- and 8-bit weights) quantised.* too.
 """
 from __future__ import annotations
 
@@ -144,6 +145,23 @@ def forward_group(cfg: k3.K3Config, w64: dict[str, Tensor], w32: dict[str, Tenso
                          "post_attention_layernorm", "prefix": "P after the layer", "final_normed": "[probe, hidden]",
                          "logits": "all positions (prompt 0), last 4 positions (prompt 1)", "router_ids":
                          "[MoE layer, token, top_k], ascending ids"}}
+    return tensors, info
+
+
+def quantised_group(folders: dict[str, Path]) -> tuple[Tensors, dict[str, Any]]:
+    """Logits of the last position of both prompts, [2, vocab], for each quantised checkpoint; and what identifies it."""
+    tensors: Tensors = {}
+    info: dict[str, Any] = {}
+    with torch.no_grad():
+        for name, folder in folders.items():
+            cfg, w64 = k3.load(folder, torch.float64)
+            w32 = {n: x.float() for n, x in w64.items()}
+            logits, logits32 = (torch.stack([k3.Oracle(cfg, w).forward(prompt(p, cfg.vocab))[-1] for p in range(2)])
+                                for w in (w64, w32))
+            tensors[f"{name}.logits"] = f32(logits)
+            raw = k3.read_checkpoint_raw(folder)
+            info[name] = {"tensors": len(raw), "fp32_noise_logits": relative(logits32, logits),
+                          "sum_of_word_hashes": sum(word_hash(raw[n][2]) for n in raw) % 2 ** 32}
     return tensors, info
 
 
@@ -288,6 +306,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quantised", metavar="NAME=DIR", action="append", default=[])
     args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.time()
@@ -301,6 +320,10 @@ def main() -> None:
         groups[name], info = build(cfg, w64, w32)
         write_json(args.out / f"{name}.json", info)
         print(f"{name}: {time.time() - start:.1f} s")
+    if args.quantised:
+        folders = {name: Path(folder) for name, folder in (item.split("=", 1) for item in args.quantised)}
+        groups["quantised"], info = quantised_group(folders)
+        write_json(args.out / "quantised.json", info)
     groups["ops"], info = ops_group()
     write_json(args.out / "ops.json", info)
     write_json(args.out / "rl_losses.json", rl_group())
