@@ -25,15 +25,14 @@ const std::string kExpert = kLayer1 + "block_sparse_moe.experts.3.w2";
 class Tensors {
  public:
   explicit Tensors(const kimi_k3::InitOptions& options = {}) {
-    const TempDir dir;
-    kimi_k3::write_initial_checkpoint(*kimi_k3::find_preset("k3-nano"), options, dir.path());
-    const Checkpoint checkpoint = Checkpoint::open(dir.path()).value_or_throw();
-    for (const std::string& name : checkpoint.names()) {
-      const TensorInfo& info = *checkpoint.find(name);
-      all_[name] = {info, {info.bytes.begin(), info.bytes.end()}};
+    // Made once for each kind of checkpoint a test damages.
+    static std::map<std::pair<kimi_k3::ExpertFormat, bool>, Undamaged> made;
+    Undamaged& undamaged = made[{options.experts, options.fp8_attention}];
+    if (undamaged.tensors.empty()) {
+      undamaged = make(options);
     }
-    std::ifstream in(dir.path() + "/config.json");
-    config_ = {std::istreambuf_iterator<char>(in), {}};
+    all_ = undamaged.tensors;
+    config_ = undamaged.config;
   }
 
   void remove(const std::string& name) { ASSERT_EQ(all_.erase(name), 1U) << name; }
@@ -84,6 +83,24 @@ class Tensors {
     TensorSpec spec;
     std::vector<std::byte> bytes;
   };
+  struct Undamaged {
+    std::map<std::string, Owned> tensors;
+    std::string config;
+  };
+  static Undamaged make(const kimi_k3::InitOptions& options) {
+    const TempDir dir;
+    kimi_k3::write_initial_checkpoint(*kimi_k3::find_preset("k3-nano"), options, dir.path());
+    const Checkpoint checkpoint = Checkpoint::open(dir.path()).value_or_throw();
+    Undamaged made;
+    for (const std::string& name : checkpoint.names()) {
+      const TensorInfo& info = *checkpoint.find(name);
+      made.tensors[name] = {info, {info.bytes.begin(), info.bytes.end()}};
+    }
+    std::ifstream in(dir.path() + "/config.json");
+    made.config = {std::istreambuf_iterator<char>(in), {}};
+    return made;
+  }
+
   std::map<std::string, Owned> all_;
   std::string config_;
 };
