@@ -30,7 +30,9 @@ std::string step_line(const StepMetrics& m) {
   if (m.train_tokens_per_s) {
     line += fmt::format(" {:.0f} train", *m.train_tokens_per_s);
   }
-  add("s", m.time_total_s, 1);
+  if (m.time_total_s) {
+    line += fmt::format("  {:.1f} s", *m.time_total_s);
+  }
   return line;
 }
 

@@ -51,17 +51,28 @@ std::vector<Sample> generate_samples(Engine& engine, const Tokenizer& tokenizer,
     }
   }
   std::int64_t finished = 0;
+  std::int64_t num_failed = 0;
+  std::string first_error;
   while (engine.has_work()) {
     for (const StepEvent& event : engine.step()) {
       if (event.finish) {
-        fill(samples[index_of.at(event.id)], engine.take_output(event.id).value_or_throw(),
-             tokenizer, options.reward);
+        RequestOutput output = engine.take_output(event.id).value_or_throw();
+        if (output.finish_reason == FinishReason::kError && num_failed++ == 0) {
+          first_error = output.error;
+        }
+        fill(samples[index_of.at(event.id)], std::move(output), tokenizer, options.reward);
         ++finished;
       }
     }
     if (progress) {
       progress(finished, isize(samples));
     }
+  }
+  if (num_failed > 0 && num_failed == isize(samples)) {
+    throw_error(
+        "none of {} responses could be computed: {}; lower optimizer.lr or start from "
+        "another checkpoint",
+        num_failed, first_error);
   }
   return samples;
 }

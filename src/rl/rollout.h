@@ -51,7 +51,8 @@ struct RolloutOptions {
 using RolloutProgress = std::function<void(std::int64_t finished, std::int64_t total)>;
 
 /// Samples in (group, sample) order, each graded as it finishes.   Errors: throws Error when the
-/// engine refuses a prompt (longer than its max_seq_len).
+/// engine refuses a prompt (longer than its max_seq_len), or when every response failed: the
+/// weights have diverged.
 std::vector<Sample> generate_samples(Engine& engine, const Tokenizer& tokenizer,
                                      std::span<const Problem* const> problems,
                                      const RolloutOptions& options,

@@ -43,7 +43,7 @@ struct DemonstrationOptions {
   std::uint64_t seed = 0;
   std::int64_t num_batches = 0;
   std::int64_t batch_size = 64;
-  double careful_share = 0.46;
+  double careful_share = 0.40;
 };
 
 /// One demonstration: a training problem and the answer to imitate.

@@ -19,14 +19,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace tandem::gemm::HWY_NAMESPACE {
 
+/// to[i] = from[i]. A loop because memcpy of a run-time size becomes `rep movs`, which starts
+/// slowly.
+HWY_INLINE void copy_floats(const float* from, std::int64_t count, float* to) {
+  const Floats d;
+  std::int64_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    const VF a = hn::LoadU(d, from + i);
+    const VF b = hn::LoadU(d, from + i + kLanes);
+    const VF c = hn::LoadU(d, from + i + 2 * kLanes);
+    const VF e = hn::LoadU(d, from + i + 3 * kLanes);
+    hn::StoreU(a, d, to + i);
+    hn::StoreU(b, d, to + i + kLanes);
+    hn::StoreU(c, d, to + i + 2 * kLanes);
+    hn::StoreU(e, d, to + i + 3 * kLanes);
+  }
+  for (; i < count; ++i) {
+    to[i] = from[i];
+  }
+}
+
 /// Copies rows [begin, begin + rows) x [k, k + depth) of x to `to` at kXStride; rows up to `padded`
 /// become 0.
 HWY_INLINE void copy_rows(const LinearJob& job, std::int64_t begin, std::int64_t rows,
                           std::int64_t padded, std::int64_t k, std::int64_t depth, float* to) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t row = job.x_rows == nullptr ? begin + r : job.x_rows[begin + r];
-    std::memcpy(to + r * kXStride, job.x + row * job.x_stride + k,
-                static_cast<std::size_t>(depth) * sizeof(float));
+    copy_floats(job.x + row * job.x_stride + k, depth, to + r * kXStride);
   }
   for (std::int64_t r = rows; r < padded; ++r) {
     std::fill_n(to + r * kXStride, depth, 0.0F);
@@ -104,7 +123,7 @@ void linear_block_of(const LinearJob& job, const LinearBlock& block, float* scra
   const PackedWeight& weight = *job.weight;
   const std::int64_t rows = block.row_end - block.row_begin;
   const std::int64_t padded = rows / kTileRows * kTileRows + tile_height(rows % kTileRows);
-  const bool direct = rows <= kDirectRows;
+  const bool direct = Format::kGroup == 1 || rows <= kDirectRows;
   float* const panel_scratch = scratch + kXScratch;
   // All of k at once when the rows fit: a panel is then read from end to end.
   const std::int64_t k_outer = std::max<std::int64_t>(1, kXScratch / (padded * kXStride)) * kKBlock;
@@ -134,6 +153,15 @@ void linear_block_of(const LinearJob& job, const LinearBlock& block, float* scra
           tile.x = x + r * kXStride;
           tile.y = job.y + (block.row_begin + r) * job.y_stride + out;
           tile.rows = static_cast<int>(std::min<std::int64_t>(kTileRows, rows - r));
+          tile.prefetch = nullptr;
+          if (direct && panel + 2 * group <= block.panel_end) {
+            const std::int64_t i = r / kTileRows;
+            tile.prefetch =
+                i < 4 * group ? reinterpret_cast<const char*>(
+                                    tile.panels.words + (group + i / 4) * tile.panels.word_stride +
+                                    (i % 4) * (tile.depth / 4 * kPanel))
+                              : nullptr;
+          }
           if (direct) {
             run_tile<Format, CopiedRows>(tile, panels);
           } else {

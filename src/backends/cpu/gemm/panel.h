@@ -16,7 +16,7 @@
 namespace tandem::gemm {
 
 inline constexpr std::int64_t kPanel = 16;    // outputs a panel
-inline constexpr std::int64_t kKBlock = 256;  // reduction indices between two visits of y
+inline constexpr std::int64_t kKBlock = 512;  // reduction indices between two visits of y
 
 /// Reduction indices in one 32-bit lane.
 [[nodiscard]] constexpr std::int64_t group_size(WeightFormat format) {
@@ -89,7 +89,7 @@ struct LinearBlock {
 };
 
 // Scratch of one thread: rows of x for one block, and one group of panels decoded to fp32.
-inline constexpr std::int64_t kMaxBlockRows = 96;
+inline constexpr std::int64_t kMaxBlockRows = 192;
 inline constexpr std::int64_t kXStride = kKBlock + 16;  // the 16 keep rows out of one cache set
 inline constexpr std::int64_t kXScratch = kMaxBlockRows * kXStride;
 inline constexpr std::int64_t kMaxGroup = 4;  // panels
@@ -118,9 +118,10 @@ struct WeightGradJob {
 
 inline constexpr std::int64_t kMaxTile = 12;  // every target's tile height divides it
 
+inline constexpr std::int64_t kGradDepth = 256;     // rows of x and d_y between two visits of d_w
 inline constexpr std::int64_t kMaxGradPanels = 16;  // of a block
 inline constexpr std::int64_t kMaxGradRows = 8 * kMaxTile;
-inline constexpr std::int64_t kGradScratch = kKBlock * (kMaxGradPanels * kPanel + kMaxGradRows);
+inline constexpr std::int64_t kGradScratch = kGradDepth * (kMaxGradPanels * kPanel + kMaxGradRows);
 
 /// Rows [row_begin, row_end) of d_w (row_begin a multiple of kMaxTile) (at most kMaxGradRows) for
 /// up to kMaxGradPanels panels of 16 columns. `scratch`: kGradScratch floats, 64-byte aligned.

@@ -45,14 +45,14 @@ Cut cut_linear(const LinearJob& job) {
   const bool few = job.rows <= kFewRows;
   Cut cut;
   cut.height = std::min(job.rows, few ? kFewRows : kMaxBlockRows);
-  cut.width = std::min<std::int64_t>(panels, 16);
+  cut.width = std::min<std::int64_t>(panels, few ? 16 : 64);
   for (;;) {
     cut.num_rows = ceil_div(job.rows, cut.height);
     cut.num_cols = ceil_div(panels, cut.width);
     if (cut.count() >= kManyBlocks || linear_ns(job, cut.height, cut.width) < 2 * kSmallBlockNs) {
       return cut;
     }
-    if (!few && cut.height > kFewRows) {
+    if (!few && cut.height > kFewRows && cut.height >= cut.width * kPanel) {
       cut.height = cut.height / 2;
     } else if (cut.width > kMaxGroup) {
       cut.width = ceil_div(cut.width / 2, kMaxGroup) * kMaxGroup;
@@ -153,7 +153,8 @@ void run_weight_grad(const ExecCtx& ctx, std::span<const WeightGradJob> jobs) {
     total_ns += weight_grad_ns(job);
   }
   // Rows are visited in slabs that stay in the second-level cache while every block reads them.
-  const std::int64_t slab = std::max<std::int64_t>(1, kSlabFloats / (floats * kKBlock)) * kKBlock;
+  const std::int64_t slab =
+      std::max<std::int64_t>(1, kSlabFloats / (floats * kGradDepth)) * kGradDepth;
   for (std::int64_t begin = 0; begin < rows; begin += slab) {
     std::int64_t total = 0;
     for (std::size_t j = 0; j < jobs.size(); ++j) {

@@ -66,6 +66,7 @@ struct TileArgs {
   std::int64_t word_step = kPanel;  // InPlace
   int rows = 0;                     // valid rows, <= R
   int cols = 0;                     // valid outputs, <= 16 P
+  const char* prefetch = nullptr;   // weights of a later tile, 64 bytes every 4 indices
   bool from_y = false;              // start the chains at y instead of 0
 };
 
@@ -168,7 +169,19 @@ struct Tile {
       }
       scale_bytes_at += kPanel * scale_bytes(Format::kFormat);
       const std::int64_t count = std::min(chunk, args.depth - k);
-      for (std::int64_t group = count / kGroup; group > 0; --group) {
+      std::int64_t group = count / kGroup;
+      if constexpr (kGroup == 1 && !Layout::kStrided && R == kTileRows) {
+        for (const char* next = args.prefetch; next != nullptr && group >= 4; group -= 4) {
+          __builtin_prefetch(next, 0, 2);
+          next += 64;
+          TDM_UNROLL for (int i = 0; i < 4; ++i) {
+            step(kIndices, kGroup, x, words, stride, scales, acc);
+            x += x_step;
+            words += word_step;
+          }
+        }
+      }
+      for (; group > 0; --group) {
         step(kIndices, kGroup, x, words, stride, scales, acc);
         x += x_step;
         words += word_step;

@@ -39,7 +39,7 @@ HWY_INLINE void copy_x(const WeightGradJob& job, std::int64_t begin, std::int64_
   for (std::int64_t t = 0; t < depth; ++t) {
     const float* from = row_of_x(job, begin + t) + k;
     for (std::int64_t i = 0; i < cols; i += kPanel) {
-      float* panel = to + i * kKBlock + t * kPanel;
+      float* panel = to + i * kGradDepth + t * kPanel;
       if (cols - i >= kPanel) {
         std::memcpy(panel, from + i, kPanel * sizeof(float));
       } else {
@@ -50,7 +50,7 @@ HWY_INLINE void copy_x(const WeightGradJob& job, std::int64_t begin, std::int64_
   }
 }
 
-/// Columns of d_y as tiles of [depth][height], each at (its first column) * kKBlock.
+/// Columns of d_y as tiles of [depth][height], each at (its first column) * kGradDepth.
 HWY_INLINE void copy_d_y(const WeightGradJob& job, std::int64_t begin, std::int64_t depth,
                          std::int64_t n_begin, std::int64_t n_end, float* to) {
   const std::int64_t full = (n_end - n_begin) / kTileRows * kTileRows;
@@ -58,11 +58,11 @@ HWY_INLINE void copy_d_y(const WeightGradJob& job, std::int64_t begin, std::int6
     const float* from = job.d_y + (begin + t) * job.d_y_stride + n_begin;
     std::int64_t n = 0;
     for (; n < full; n += kTileRows) {
-      std::memcpy(to + n * kKBlock + t * kTileRows, from + n, kTileRows * sizeof(float));
+      std::memcpy(to + n * kGradDepth + t * kTileRows, from + n, kTileRows * sizeof(float));
     }
     for (std::int64_t height = 0; n < n_end - n_begin; n += height) {
       height = exact_height(n_end - n_begin - n);
-      std::copy_n(from + n, height, to + n * kKBlock + t * height);
+      std::copy_n(from + n, height, to + n * kGradDepth + t * height);
     }
   }
 }
@@ -75,12 +75,12 @@ void weight_grad_block(const WeightGradJob& job, const LinearBlock& block, float
                               : ragged ? block.panel_end - 1 - (panels_here - 1) % kTilePanels
                                        : block.panel_end;
   const bool copy_tile = panels_here > 2 * kTilePanels;  // d_y's, then in the first-level cache
-  float* const d_y_scratch = scratch + kMaxGradPanels * kKBlock * kPanel;
+  float* const d_y_scratch = scratch + kMaxGradPanels * kGradDepth * kPanel;
   TileArgs tile;
   tile.y_stride = job.d_w_stride;
   tile.from_y = true;
-  for (std::int64_t begin = 0; begin < job.rows; begin += kKBlock) {
-    tile.depth = std::min(kKBlock, job.rows - begin);
+  for (std::int64_t begin = 0; begin < job.rows; begin += kGradDepth) {
+    tile.depth = std::min(kGradDepth, job.rows - begin);
     if (copied < block.panel_end) {
       copy_x(job, begin, tile.depth, copied * kPanel,
              std::min(job.k, block.panel_end * kPanel) - copied * kPanel, scratch);
@@ -93,17 +93,17 @@ void weight_grad_block(const WeightGradJob& job, const LinearBlock& block, float
       tile.x = job.d_y + begin * job.d_y_stride + n;
       tile.x_step = job.d_y_stride;
       if (copy_tile) {
-        tile.x = d_y_scratch + (n - block.row_begin) * kKBlock;
+        tile.x = d_y_scratch + (n - block.row_begin) * kGradDepth;
         tile.x_step = tile.rows;
       }
       for (std::int64_t panel = block.panel_begin; panel < block.panel_end; panel += kTilePanels) {
         const int panels =
             static_cast<int>(std::min<std::int64_t>(kTilePanels, block.panel_end - panel));
         const bool from_copy = panel >= copied;
-        const float* x = from_copy ? scratch + (panel - copied) * kKBlock * kPanel
+        const float* x = from_copy ? scratch + (panel - copied) * kGradDepth * kPanel
                                    : job.x + begin * job.x_stride + panel * kPanel;
         tile.panels.words = reinterpret_cast<const std::uint32_t*>(x);
-        tile.panels.word_stride = from_copy ? kKBlock * kPanel : kPanel;
+        tile.panels.word_stride = from_copy ? kGradDepth * kPanel : kPanel;
         tile.word_step = from_copy ? kPanel : job.x_stride;
         tile.cols = static_cast<int>(std::min(panels * kPanel, job.k - panel * kPanel));
         tile.y = job.d_w + n * job.d_w_stride + panel * kPanel;
