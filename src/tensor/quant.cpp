@@ -220,10 +220,8 @@ Status dequantise_row(const NvFp4View& matrix, std::int64_t row, std::span<float
   for (std::int64_t group = 0; group < matrix.scale.size(1); ++group) {
     const std::int64_t begin = group * kNvFp4Group;
     const auto values = out.subspan(usize(begin), usize(kNvFp4Group));
-    decode_codes(values, matrix.packed.row(row) + begin / 2, decode_e4m3(matrix.scale(row, group)));
-    for (float& value : values) {
-      value *= matrix.scale_2;
-    }
+    decode_codes(values, matrix.packed.row(row) + begin / 2,
+                 decode_e4m3(matrix.scale(row, group)) * matrix.scale_2);
     if (!std::isfinite(amax_of(values))) {
       return fail(
           "NVFP4 group [{}, {}]: scale byte {:#04x} with scale_2 {} gives a weight that is "

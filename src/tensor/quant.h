@@ -103,8 +103,8 @@ struct MxFp4View {
   [[nodiscard]] std::int64_t cols() const { return packed.size(1) * 2; }
 };
 
-/// A stored [N, K] matrix: value = (e2m1(code) * e4m3(scale)) * scale_2. The inner product is exact
-/// in fp32.
+/// A stored [N, K] matrix: value = e2m1(code) * (e4m3(scale) * scale_2), both products rounded to
+/// fp32 as in the kernels (ops/gemm.h), so that a dequantised master has the packed weight's bits.
 struct NvFp4View {
   ConstU8Mat packed;  // [N, K/2]
   ConstU8Mat scale;   // [N, K/16] E4M3, row-major, not swizzled

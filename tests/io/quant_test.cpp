@@ -170,6 +170,27 @@ TEST(Quant, HandNumbersOfTheSpecAndNibbleOrder) {
   EXPECT_EQ(*nv_out, *mx_out);
 }
 
+// The kernels multiply the scales first (ops/gemm.h); the other order differs in the last bit.
+TEST(Quant, NvFp4RoundsTheProductOfTheScalesFirst) {
+  NvFp4Matrix nv{.rows = 1, .cols = 16, .packed = {}, .scale = {0}, .scale_2 = 0.0037F};
+  for (unsigned code = 0; code < 16; code += 2) {
+    nv.packed.push_back(static_cast<std::uint8_t>(code | (code + 1) << 4));
+  }
+  int differs = 0;
+  for (int scale = 0; scale < 0x7F; ++scale) {
+    nv.scale[0] = static_cast<std::uint8_t>(scale);
+    const std::vector<float> out = dequantise(nv.view()).value_or_throw();
+    const float block = decode_e4m3(nv.scale[0]);
+    const float factor = block * nv.scale_2;
+    for (std::size_t code = 0; code < 16; ++code) {
+      const float value = decode_e2m1(static_cast<std::uint8_t>(code));
+      EXPECT_EQ(out[code], value * factor) << scale << " " << code;
+      differs += static_cast<int>(out[code] != value * block * nv.scale_2);
+    }
+  }
+  EXPECT_GT(differs, 0);
+}
+
 // One distinct code and scale for each place: any mix-up of row, column, nibble or group shows.
 TEST(Quant, Fp4LayoutOfAnAsymmetricMatrix) {
   constexpr std::int64_t kRows = 3;
@@ -364,7 +385,7 @@ TEST(Quant, Fp4ErrorIsWithinHalfAStepOfItsScale) {
     const double mx_scale = std::ldexp(1.0, mx->scale[i / 32] - 127);
     ASSERT_LT(std::abs(x) / mx_scale, 8.0);
     ASSERT_LE(std::abs(x - (*mx_out)[i]), mx_scale * e2m1_bound(std::abs(x) / mx_scale)) << i;
-    // Three fp32 roundings: of the scale product and the quotient when encoding, of the product
+    // Three fp32 roundings: of the scale product, of the quotient when encoding, of the product
     // when decoding.
     const double nv_scale = e4m3_value(nv->scale[i / 16]) * double{nv->scale_2};
     const double bound =

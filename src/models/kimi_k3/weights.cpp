@@ -263,23 +263,34 @@ class WeightLoader {
   // -------------------------------------------------------------------------------------------------
   void load_top() {
     const std::string prefix = "language_model.model.";
-    load_matrix(prefix + "embed_tokens", config_.vocab_size, config_.hidden_size,
-                [&](auto&& weight) { set_embedding(weight); });
+    load_embedding(prefix + "embed_tokens.weight");
     linear(model_.lm_head_, "language_model.lm_head", config_.vocab_size, config_.hidden_size);
     model_.norm_ = {vector(prefix + "norm.weight", {config_.hidden_size}), eps()};
     model_.output_attn_res_ = attn_res(prefix + "output_attn_res");
   }
-  void set_embedding(nn::Parameter& parameter) {
-    model_.embed_master_ = &parameter;
-    model_.embed_ = WeightRef::of(parameter.value_mat());
-  }
-  void set_embedding(const WeightRef& weight) {
-    const std::int64_t element_bytes = weight.format == WeightFormat::kBF16 ? 2 : 4;
-    model_.embed_storage_ = Storage(weight.rows * weight.cols * element_bytes);
-    std::memcpy(model_.embed_storage_.data(), weight.data,
-                usize(model_.embed_storage_.size_bytes()));
-    model_.embed_ = weight;
-    model_.embed_.data = model_.embed_storage_.data();
+  /// Its rows are looked up, not multiplied: BF16 or F32 only.
+  void load_embedding(const std::string& name) {
+    const Shape shape{config_.vocab_size, config_.hidden_size};
+    if (options_.trainable) {
+      model_.embed_master_ = vector(name, shape);
+      if (model_.embed_master_ != nullptr) {
+        model_.embed_ = WeightRef::of(model_.embed_master_->value_mat());
+      }
+      return;
+    }
+    const auto tensor = checkpoint_.take(name, {DType::kF32, DType::kBF16}, shape);
+    if (keep_problem(tensor)) {
+      Storage& storage = model_.embed_storage_;
+      storage = Storage(isize(tensor->bytes));
+      std::memcpy(storage.data(), tensor->bytes.data(), tensor->bytes.size());
+      model_.embed_ = {tensor->dtype == DType::kBF16 ? WeightFormat::kBF16 : WeightFormat::kF32,
+                       shape[0],
+                       shape[1],
+                       shape[1],
+                       storage.data(),
+                       nullptr,
+                       1.0F};
+    }
   }
 
   void load_layer(std::int64_t index, Layer& layer) {
