@@ -43,50 +43,50 @@ void expect_bad_input(const Outcome& outcome, const std::vector<std::string>& pa
 TEST(Init, SameSeedGivesTheSameBytesAndAnotherSeedOthers) {
   const TempDir dir;
   for (const char* name : {"a", "b"}) {
-    ASSERT_EQ(run_tandem({"init", "k3-nano", dir.file(name), "--seed", "3"}).exit_code, 0);
+    ASSERT_EQ(run_tandem({"init", "k3-nano", dir.path() + "/" + name, "--seed", "3"}).exit_code, 0);
   }
-  ASSERT_EQ(run_tandem({"init", "k3-nano", dir.file("c"), "--seed", "4"}).exit_code, 0);
-  const std::string a = read_text(dir.file("a/model.safetensors"));
+  ASSERT_EQ(run_tandem({"init", "k3-nano", dir.path() + "/c", "--seed", "4"}).exit_code, 0);
+  const std::string a = read_text(dir.path() + "/a/model.safetensors");
   ASSERT_FALSE(a.empty());
-  EXPECT_TRUE(a == read_text(dir.file("b/model.safetensors")));
-  EXPECT_FALSE(a == read_text(dir.file("c/model.safetensors")));
+  EXPECT_TRUE(a == read_text(dir.path() + "/b/model.safetensors"));
+  EXPECT_FALSE(a == read_text(dir.path() + "/c/model.safetensors"));
 }
 
 TEST(Init, NeverOverwrites) {
   const TempDir dir;
-  ASSERT_EQ(run_tandem({"init", "k3-nano", dir.file("m")}).exit_code, 0);
+  ASSERT_EQ(run_tandem({"init", "k3-nano", dir.path() + "/m"}).exit_code, 0);
   const auto before = snapshot(dir.path());
-  expect_bad_input(run_tandem({"init", "k3-nano", dir.file("m"), "--seed", "9"}),
-                   {dir.file("m"), "already holds a checkpoint"});
+  expect_bad_input(run_tandem({"init", "k3-nano", dir.path() + "/m", "--seed", "9"}),
+                   {dir.path() + "/m", "already holds a checkpoint"});
   EXPECT_TRUE(before == snapshot(dir.path()));
 }
 
 TEST(Init, BadInputNamesItAndWritesNothing) {
   const TempDir dir;
-  expect_bad_input(run_tandem({"init", "k3-nan", dir.file("m")}),
+  expect_bad_input(run_tandem({"init", "k3-nan", dir.path() + "/m"}),
                    {"'k3-nan'", "k3-nano, k3-tiny, k3-mini"});
   expect_bad_input(
-      run_tandem({"init", "k3-nano", dir.file("m"), "--tokenizer", dir.file("no.json")}),
-      {dir.file("no.json")});
-  write_text(dir.file("t.json"),
+      run_tandem({"init", "k3-nano", dir.path() + "/m", "--tokenizer", dir.path() + "/no.json"}),
+      {dir.path() + "/no.json"});
+  write_text(dir.path() + "/t.json",
              R"({"type": "char", "tokens": ["a", "b"], "special": ["<unk>"], "stop": []})");
   expect_bad_input(
-      run_tandem({"init", "k3-nano", dir.file("m"), "--tokenizer", dir.file("t.json")}),
-      {dir.file("t.json"), "\"stop\""});
+      run_tandem({"init", "k3-nano", dir.path() + "/m", "--tokenizer", dir.path() + "/t.json"}),
+      {dir.path() + "/t.json", "\"stop\""});
   write_text(
-      dir.file("t.json"),
+      dir.path() + "/t.json",
       R"({"type": "char", "tokens": ["a", "b"], "special": ["<unk>", "<eos>"], "stop": ["<eos>"]})");
-  expect_bad_input(run_tandem({"init", "k3-nano", dir.file("m"), "--tokenizer", dir.file("t.json"),
-                               "--vocab-size", "3"}),
+  expect_bad_input(run_tandem({"init", "k3-nano", dir.path() + "/m", "--tokenizer",
+                               dir.path() + "/t.json", "--vocab-size", "3"}),
                    {"--vocab-size 3", "at least 4"});
-  EXPECT_FALSE(fs::exists(dir.file("m")));
+  EXPECT_FALSE(fs::exists(dir.path() + "/m"));
 }
 
 TEST(Init, FullDiskIsAnErrorAndLeavesNoHalfFile) {
   const TempDir dir;
   RunSettings settings;
   settings.max_file_bytes = 100000;  // the weights need some MB
-  const Outcome outcome = run_tandem({"init", "k3-nano", dir.file("m")}, settings);
+  const Outcome outcome = run_tandem({"init", "k3-nano", dir.path() + "/m"}, settings);
   EXPECT_EQ(outcome.exit_code, 3) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(StartsWith("tandem: "), HasSubstr("model.safetensors")));
   EXPECT_TRUE(snapshot(dir.path()).empty());

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -24,30 +23,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/temp_dir.h"
+
 namespace tandem::test {
-
-/// A fresh folder, removed with everything in it at the end of the scope.
-class TempDir {
- public:
-  TempDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "tandem_cli_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw std::runtime_error("cannot create a temporary folder at " + name);
-    }
-    path_ = name;
-  }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -84,7 +62,8 @@ struct RunSettings {
   std::string stdout_path = {};      // standard output goes here instead of into Outcome::out
   std::uint64_t max_file_bytes = 0;  // RLIMIT_FSIZE; 0: none
   bool close_stdout_reader = false;  // standard output is a pipe that nobody reads
-  std::function<bool()> interrupt_when = {};  // polled; SIGINT is sent once when it holds
+  std::function<bool()> interrupt_when = {};  // polled; `signal` is sent when it holds
+  int signal = SIGINT;
   int num_interrupts = 1;
 };
 
@@ -133,7 +112,7 @@ namespace detail {
 /// Runs `tandem ARGS...` to its end.
 inline Outcome run_tandem(const std::vector<std::string>& args, const RunSettings& settings = {}) {
   const TempDir scratch;
-  write_text(scratch.file("in"), settings.input);
+  write_text(scratch.path() + "/in", settings.input);
   const pid_t child = ::fork();
   if (child == 0) {
     detail::become_tandem(args, settings, scratch.path());
@@ -146,7 +125,7 @@ inline Outcome run_tandem(const std::vector<std::string>& args, const RunSetting
   while (::waitpid(child, &status, to_send > 0 ? WNOHANG : 0) == 0) {
     if (settings.interrupt_when()) {
       for (; to_send > 0; --to_send) {
-        ::kill(child, SIGINT);
+        ::kill(child, settings.signal);
         // Two signals of one kind that arrive together are one.
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
@@ -157,8 +136,8 @@ inline Outcome run_tandem(const std::vector<std::string>& args, const RunSetting
   Outcome outcome;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   outcome.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  outcome.out = read_text(scratch.file("out"));
-  outcome.err = read_text(scratch.file("err"));
+  outcome.out = read_text(scratch.path() + "/out");
+  outcome.err = read_text(scratch.path() + "/err");
   return outcome;
 }
 

@@ -19,9 +19,9 @@ class DemoFiles {
     args.insert(args.end(), init_flags.begin(), init_flags.end());
     require(run_tandem(args));
   }
-  [[nodiscard]] std::string data() const { return dir_.file("data"); }
-  [[nodiscard]] std::string model() const { return dir_.file("model"); }
-  [[nodiscard]] std::string file(const std::string& name) const { return dir_.file(name); }
+  [[nodiscard]] std::string data() const { return file("data"); }
+  [[nodiscard]] std::string model() const { return file("model"); }
+  [[nodiscard]] std::string file(const std::string& name) const { return dir_.path() + "/" + name; }
 
  private:
   static void require(const Outcome& outcome) {

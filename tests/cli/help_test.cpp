@@ -35,8 +35,8 @@ TEST_P(Subcommand, WithoutArgumentsIsAUsageError) {
 INSTANTIATE_TEST_SUITE_P(All, Subcommand,
                          ::testing::Values("init", "inspect", "generate", "chat", "sft", "rl",
                                            "report", "demo-data"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& chosen) {
+                           std::string name = chosen.param;
                            std::erase(name, '-');
                            return name;
                          });

@@ -88,7 +88,7 @@ TEST_F(Training, SftThenRlThenReport) {
                     HasSubstr("tandem chat " + runs("base") + "/model")));
   EXPECT_EQ(num_lines(runs("base") + "/sft.jsonl"), 4);
 
-  const Outcome rl = train("rl", "policy", {"--load", runs("base") + "/model"});
+  const Outcome rl = train("rl", "policy", {"--set", "model.load=" + runs("base") + "/model"});
   ASSERT_EQ(rl.exit_code, 0) << rl.err;
   for (const char* part : {"step    0", "step    3", "eval ", "mismatch 0", "memory plan"}) {
     EXPECT_THAT(rl.out, HasSubstr(part));
@@ -122,10 +122,49 @@ TEST_F(Training, MissingFilesAreNamed) {
   expect_bad_input(run_tandem({"sft", files_.file("no.toml")}), {files_.file("no.toml")});
   expect_bad_input(train("sft", "a", {"--prompt-data", files_.file("no.jsonl")}),
                    {files_.file("no.jsonl")});
-  expect_bad_input(train("rl", "b", {"--load", files_.file("no_model")}),
+  expect_bad_input(train("rl", "b", {"--set", "model.load=" + files_.file("no_model")}),
                    {files_.file("no_model")});
   expect_bad_input(run_tandem({"report", files_.file("no_run")}), {files_.file("no_run")});
   expect_bad_input(train("sft", "c", {"--resume"}), {runs("c"), "nothing to resume"});
+}
+
+TEST_F(Training, AStartThatFailedLeavesNothingInTheWay) {
+  const Outcome failed = train("sft", "a", {"--prompt-data", files_.file("no.jsonl")});
+  ASSERT_EQ(failed.exit_code, 1);
+  EXPECT_EQ(train("sft", "a").exit_code, 0);
+  // A folder that was there before the run stays.
+  fs::create_directories(runs("mine"));
+  write_text(runs("mine") + "/notes.txt", "keep me");
+  ASSERT_EQ(train("rl", "mine", {"--prompt-data", files_.file("no.jsonl")}).exit_code, 1);
+  EXPECT_EQ(read_text(runs("mine") + "/notes.txt"), "keep me");
+  EXPECT_EQ(train("rl", "mine").exit_code, 0);
+}
+
+TEST_F(Training, AnExportNeverReplacesAFolder) {
+  const std::string out = files_.file("out");
+  fs::create_directories(out);
+  write_text(out + "/notes.txt", "keep me");
+  expect_bad_input(train("sft", "a", {"--save-hf", out}), {"checkpoint.save_hf", out});
+  EXPECT_EQ(read_text(out + "/notes.txt"), "keep me");
+}
+
+TEST_F(Training, ExamplesAreValidConfigs) {
+  std::int64_t num_examples = 0;
+  for (const auto& entry : fs::directory_iterator(TDM_SOURCE_DIR "/examples")) {
+    if (entry.path().extension() != ".toml") {
+      continue;
+    }
+    ++num_examples;
+    const std::string name = entry.path().filename().string();
+    RunSettings settings;
+    settings.dir = files_.file("");  // where none of the data they name is
+    const Outcome outcome = run_tandem(
+        {name.find("sft") != std::string::npos ? "sft" : "rl", entry.path().string()}, settings);
+    // A config problem would name a line of the file; a missing file is all that may be wrong.
+    EXPECT_EQ(outcome.exit_code, 1) << name;
+    EXPECT_THAT(outcome.err, Not(HasSubstr(name))) << name;
+  }
+  EXPECT_GT(num_examples, 0);
 }
 
 TEST_F(Training, ARunIsNeverOverwritten) {
@@ -143,38 +182,41 @@ RunSettings interrupt_after_first_line(const std::string& path) {
 }
 
 TEST_F(Training, SftStoppedByCtrlCResumesToTheSameBits) {
-  const std::vector<std::string> steps{"--train-iters", "60"};
+  const std::vector<std::string> steps{"--train-iters", "100"};
   ASSERT_EQ(train("sft", "whole", steps).exit_code, 0);
   const Outcome stopped =
       train("sft", "cut", steps, interrupt_after_first_line(runs("cut") + "/sft.jsonl"));
   ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
   EXPECT_THAT(stopped.err, AllOf(HasSubstr("finishing the step in flight"), HasSubstr("--resume")));
-  ASSERT_LT(num_lines(runs("cut") + "/sft.jsonl"), 60);
+  ASSERT_LT(num_lines(runs("cut") + "/sft.jsonl"), 100);
   EXPECT_FALSE(fs::exists(runs("cut") + "/model"));
 
   std::vector<std::string> resume = steps;
   resume.emplace_back("--resume");
   const Outcome resumed = train("sft", "cut", resume);
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_EQ(num_lines(runs("cut") + "/sft.jsonl"), 60);
+  EXPECT_EQ(num_lines(runs("cut") + "/sft.jsonl"), 100);
   EXPECT_TRUE(weights("whole") == weights("cut"));
 }
 
-TEST_F(Training, RlStoppedByCtrlCResumesToTheSameBits) {
+TEST_F(Training, RlStoppedOrKilledResumesToTheSameBits) {
   const std::vector<std::string> steps{"--num-rollout", "12"};
-  ASSERT_EQ(train("rl", "whole", steps).exit_code, 0);
-  const Outcome stopped =
-      train("rl", "cut", steps, interrupt_after_first_line(runs("cut") + "/metrics.jsonl"));
-  ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
-  const std::int64_t kept = num_lines(runs("cut") + "/metrics.jsonl");
-  ASSERT_LT(kept, 13);
-
   std::vector<std::string> resume = steps;
   resume.emplace_back("--resume");
-  const Outcome resumed = train("rl", "cut", resume);
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_EQ(num_lines(runs("cut") + "/metrics.jsonl"), 13);  // step 0 is the first evaluation
-  EXPECT_TRUE(weights("whole") == weights("cut"));
+  ASSERT_EQ(train("rl", "whole", steps).exit_code, 0);
+  for (const int signal : {SIGINT, SIGKILL}) {
+    const std::string name = signal == SIGINT ? "stopped" : "killed";
+    const std::string metrics = runs(name) + "/metrics.jsonl";
+    RunSettings settings = interrupt_after_first_line(metrics);
+    settings.signal = signal;
+    const Outcome cut = train("rl", name, steps, settings);
+    ASSERT_EQ(cut.exit_code, signal == SIGINT ? 130 : -1) << cut.err;
+    ASSERT_LT(num_lines(metrics), 13);
+    const Outcome resumed = train("rl", name, resume);
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_EQ(num_lines(metrics), 13);  // step 0 is the first evaluation
+    EXPECT_TRUE(weights("whole") == weights(name)) << name;
+  }
 }
 
 TEST_F(Training, TwoCtrlCQuitAtOnceAndTheRunStillResumes) {

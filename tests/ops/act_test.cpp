@@ -23,7 +23,7 @@ double elementwise_tolerance(double magnitude) {
 }
 
 TEST(Situ, HandNumbers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const float g[] = {1, -1, 0.5F, 10, -8, 6};
   const float u[] = {1, 2, -30, 10, 4, 50};
   const std::vector<double> expected{0.715817828,  -0.525828896, -6.452877335,
@@ -36,7 +36,7 @@ TEST(Situ, HandNumbers) {
 }
 
 TEST(Situ, MatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const SituParams params : kParams) {
     for (const std::int64_t dim : kWidths) {
       for (const std::int64_t pad : {0, 5}) {
@@ -64,7 +64,7 @@ TEST(Situ, MatchesTheOracle) {
 }
 
 TEST(Situ, BackwardMatchesTheOracleInPlace) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const SituParams params : kParams) {
     for (const std::int64_t dim : kWidths) {
       SCOPED_TRACE(dim);
@@ -87,6 +87,9 @@ TEST(Situ, BackwardMatchesTheOracleInPlace) {
       EXPECT_TRUE(close(d_up.values().data(), e_up.values(),
                         elementwise_tolerance(d_y * static_cast<double>(params.beta))));
       EXPECT_TRUE(d_gate.poison_intact() && d_up.poison_intact());
+      // Planted bug: the two gradients swapped.
+      EXPECT_FALSE(close(d_gate.values().data(), e_up.values(),
+                         elementwise_tolerance(d_y * max_abs(up_ref.values()))));
     }
   }
 }
@@ -111,7 +114,7 @@ TEST(Situ, OracleGradientIsTheDerivative) {
 }
 
 TEST(SigmoidGate, MatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     SCOPED_TRACE(dim);
     Rows o = Rows::normal(kRows, dim, 1, 1.0, 3);
@@ -164,7 +167,7 @@ TEST(SigmoidGate, OracleGradientIsTheDerivative) {
 }
 
 TEST(Add, IsTheExactSumInPlaceToo) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     Rows a = Rows::normal(kRows, dim, 1, 1.0, 3);
     Rows b = Rows::normal(kRows, dim, 2, 1.0, 0);
@@ -209,7 +212,7 @@ TEST(Act, SameBitsForAnyThreadCount) {
 }
 
 TEST(Act, AnElementDoesNotDependOnItsPlace) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   Rows gate = Rows::normal(1, 100, 1, 4.0);
   Rows up = Rows::normal(1, 100, 2, 4.0);
   Rows y(1, 100);
@@ -222,7 +225,7 @@ TEST(Act, AnElementDoesNotDependOnItsPlace) {
 }
 
 TEST(Act, EveryInstructionSetIsWithinTheBound) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   Rows gate = Rows::normal(kRows, 33, 1, 4.0);
   Rows up = Rows::normal(kRows, 33, 2, 20.0);
   RefTensor gate_ref(gate.values<double>());

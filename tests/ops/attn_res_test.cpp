@@ -135,7 +135,7 @@ GradBounds grad_bounds(Bank& bank, RefTensor& w, RefTensor& u, RefTensor& d_out,
 }
 
 TEST(AttnRes, HandNumbers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const float a[] = {1, 2, 3, 4};
   const float b[] = {0.5F, -1, 0, 2};
   const float c[] = {-2, 1, 1, 0};
@@ -164,7 +164,7 @@ TEST(AttnRes, HandNumbers) {
 }
 
 TEST(AttnRes, MatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::size_t n : {1U, 2U, 9U, 32U}) {
     for (const std::int64_t dim : kWidths) {
       for (const std::int64_t pad : {0, 3}) {
@@ -224,7 +224,7 @@ std::vector<float> backward(const ExecCtx& ctx, std::size_t n, std::int64_t rows
 }
 
 TEST(AttnRes, BackwardMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t rows = 20;
   for (const std::size_t n : {1U, 3U, 9U}) {
     for (const std::int64_t dim : kWidths) {
@@ -336,7 +336,7 @@ TEST(AttnRes, SameBitsForAnyThreadCount) {
 }
 
 TEST(AttnRes, ARowDoesNotDependOnTheOthers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 77;
   Bank bank(4, 200, dim);
   Tensor w = Tensor::normal(dim, 2);
@@ -354,7 +354,7 @@ TEST(AttnRes, ARowDoesNotDependOnTheOthers) {
 }
 
 TEST(AttnRes, EveryInstructionSetIsWithinTheBound) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 33;
   Bank bank(3, kRows, dim);
   Tensor w = Tensor::normal(dim, 2, 0.5);

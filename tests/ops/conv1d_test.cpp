@@ -37,7 +37,7 @@ double sum_magnitude(std::int64_t taps, const RefTensor& w, const RefTensor& x,
 }
 
 TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const Batch* batch : {&kTraining, &kServing}) {
     for (const std::int64_t taps : {1, 2, 4, 7}) {
       for (const std::int64_t dim : kWidths) {
@@ -78,7 +78,7 @@ TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
 }
 
 TEST(Conv1d, PaddingSequencesGiveZeros) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   Rows x = Rows::normal(kServing.rows(), 33, 1);
   Tensor w = Tensor::normal(33 * 4, 2);
   Rows state = Rows::filled(kSlots * 3, 33, 0.0F);
@@ -93,7 +93,7 @@ TEST(Conv1d, PaddingSequencesGiveZeros) {
 }
 
 TEST(Conv1d, AnySplitOfASequenceGivesTheSameBits) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t n = 9;
   const std::int64_t dim = 33;
   for (const std::int64_t taps : {1, 2, 4, 7}) {
@@ -126,7 +126,7 @@ TEST(Conv1d, AnySplitOfASequenceGivesTheSameBits) {
 }
 
 TEST(Conv1d, PackedSequencesEqualSeparateOnes) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 17;
   Rows x = Rows::normal(kTraining.rows(), dim, 1);
   Tensor w = Tensor::normal(dim * 4, 2);
@@ -143,7 +143,7 @@ TEST(Conv1d, PackedSequencesEqualSeparateOnes) {
 }
 
 TEST(Conv1d, BackwardMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t taps : {1, 2, 4, 7}) {
     for (const std::int64_t dim : kWidths) {
       SCOPED_TRACE(testing::Message() << "W " << taps << " C " << dim);
@@ -165,13 +165,19 @@ TEST(Conv1d, BackwardMatchesTheOracle) {
       // |silu'| <= 1.1 and |silu''| <= 0.5: an error of z scales by 0.5; sums of W and of T terms.
       const double z = sum_magnitude(taps, w_ref, x_ref, x_ref);
       const double d_z = max_abs(d_y_ref.values()) * std::max(1.1, 0.5 * z);
-      EXPECT_TRUE(close(
-          d_x.values().data(), e_x.values(),
-          sum_tolerance(4 * taps + 8, static_cast<double>(taps) * d_z * max_abs(w_ref.values()))));
+      const double d_x_bound =
+          sum_tolerance(4 * taps + 8, static_cast<double>(taps) * d_z * max_abs(w_ref.values()));
+      EXPECT_TRUE(close(d_x.values().data(), e_x.values(), d_x_bound));
       EXPECT_TRUE(close(d_w.data(), e_w.values(),
                         sum_tolerance(rows + 2 * taps + 8,
                                       static_cast<double>(rows) * d_z * max_abs(x_ref.values()))));
       EXPECT_TRUE(d_x.poison_intact() && d_w.guards_intact());
+      if (taps > 1) {  // planted bug: gradients leak across sequence boundaries
+        const Batch merged{{0, 20}, {}};
+        ref::conv1d_bwd<double>(e_x.mat(dim), e_w.mat(taps), d_y_ref.mat(dim), x_ref.mat(dim),
+                                w_ref.mat(taps), merged.view());
+        EXPECT_FALSE(close(d_x.values().data(), e_x.values(), d_x_bound));
+      }
     }
   }
 }
@@ -220,7 +226,7 @@ TEST(Conv1d, SameBitsForAnyThreadCount) {
 }
 
 TEST(Conv1d, EveryInstructionSetIsWithinTheBound) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 33;
   Rows x = Rows::normal(kTraining.rows(), dim, 1);
   Tensor w = Tensor::normal(dim * 4, 2);

@@ -23,7 +23,7 @@ ConstI32Vec view(const std::vector<std::int32_t>& ids) {
 }
 
 TEST(Embed, CopiesRowsExactly) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::vector<std::int32_t> ids = random_ids(23);
   for (const std::int64_t dim : kWidths) {
     for (const std::int64_t pad : {0, 5}) {
@@ -39,7 +39,7 @@ TEST(Embed, CopiesRowsExactly) {
 }
 
 TEST(Embed, WidensBf16Exactly) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::vector<std::int32_t> ids = random_ids(23);
   for (const std::int64_t dim : kWidths) {
     const std::int64_t stride = dim + 3;
@@ -61,7 +61,7 @@ TEST(Embed, WidensBf16Exactly) {
 }
 
 TEST(Embed, BackwardAccumulatesRepeatedIds) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t rows = 200;  // every id about four times
   const std::vector<std::int32_t> ids = random_ids(rows);
   for (const std::int64_t dim : kWidths) {

@@ -18,7 +18,7 @@ double eps() {
 }
 
 TEST(RmsNorm, MatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     for (const std::int64_t pad : {0, 5}) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " pad " << pad);
@@ -46,7 +46,7 @@ TEST(RmsNorm, MatchesTheOracle) {
 }
 
 TEST(RmsNorm, BackwardMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     for (const std::int64_t pad : {0, 5}) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " pad " << pad);
@@ -92,6 +92,14 @@ TEST(RmsNorm, BackwardMatchesTheOracle) {
       EXPECT_TRUE(
           close(d_w.data(), e_w.values(), sum_tolerance(rows + dim, max_abs(m_w.values()))));
       EXPECT_TRUE(d_x.poison_intact() && d_w.guards_intact());
+      // Planted bug: the gradient through the mean forgotten.
+      for (std::int64_t t = 0; t < rows; ++t) {
+        const double scale = ref::rms_scale<double>(ref::row_of<double>(ax.mat(dim), t), eps());
+        for (std::int64_t i = 0; i < dim; ++i) {
+          e_x.mat(dim)(t, i) = scale * d_y_ref.mat(dim)(t, i) * w_ref.vec()(i);
+        }
+      }
+      EXPECT_FALSE(close(d_x.values().data(), e_x.values(), sum_tolerance(dim, magnitude)));
     }
   }
 }
@@ -115,7 +123,7 @@ TEST(RmsNorm, OracleGradientIsTheDerivative) {
 }
 
 TEST(RmsNormGated, HandNumbers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   Rows o(1, 4);
   Rows gate(1, 4);
   Rows y(1, 4);
@@ -132,7 +140,7 @@ TEST(RmsNormGated, HandNumbers) {
 }
 
 TEST(RmsNormGated, MatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     for (const std::int64_t pad : {0, 3}) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " pad " << pad);
@@ -180,7 +188,7 @@ std::vector<float> gated_bwd(const ExecCtx& ctx, std::int64_t tokens, std::int64
 }
 
 TEST(RmsNormGated, BackwardMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     SCOPED_TRACE(dim);
     const std::int64_t tokens = 20;
@@ -206,6 +214,11 @@ TEST(RmsNormGated, BackwardMatchesTheOracle) {
     const std::int64_t size = rows * dim;
     EXPECT_TRUE(close(actual.data(), d_o.values(), sum_tolerance(dim, scale * d_n * (1 + n_max))));
     EXPECT_TRUE(close(actual.data() + size, d_gate.values(), sum_tolerance(dim, d_n * n_max)));
+    // Planted bug: the gate's gradient without w.
+    for (std::int64_t i = 0; i < size; ++i) {
+      d_gate.values()[usize(i)] /= w.values()[usize(i % dim)];
+    }
+    EXPECT_FALSE(close(actual.data() + size, d_gate.values(), sum_tolerance(dim, d_n * n_max)));
     EXPECT_TRUE(close(
         actual.data() + 2 * size, d_w.values(),
         sum_tolerance(rows + dim, static_cast<double>(rows) * n_max * max_abs(d_y.values()))));
@@ -237,7 +250,7 @@ TEST(RmsNormGated, OracleGradientIsTheDerivative) {
 }
 
 TEST(L2Norm, MatchesTheOracleInPlace) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     for (const std::int64_t pad : {0, 3}) {
       SCOPED_TRACE(testing::Message() << "dim " << dim << " pad " << pad);
@@ -263,7 +276,7 @@ TEST(L2Norm, MatchesTheOracleInPlace) {
 }
 
 TEST(L2Norm, BackwardMatchesTheOracleInPlace) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const std::int64_t dim : kWidths) {
     SCOPED_TRACE(dim);
     const std::int64_t rows = kRows * kHeads;
@@ -287,6 +300,10 @@ TEST(L2Norm, BackwardMatchesTheOracleInPlace) {
     const double magnitude =
         0.25 * rho * max_abs(d_y_ref.values()) * (1 + std::sqrt(static_cast<double>(dim)));
     EXPECT_TRUE(close(d_y.values().data(), expected.values(), sum_tolerance(dim, magnitude)));
+    // Planted bug: eps of the size of an RMS, not of a sum.
+    ref::l2_norm_bwd<double>(expected.cube(kHeads, dim), d_y_ref.cube(kHeads, dim),
+                             x_ref.cube(kHeads, dim), 0.25, 1e-2 * static_cast<double>(dim));
+    EXPECT_FALSE(close(d_y.values().data(), expected.values(), sum_tolerance(dim, magnitude)));
   }
 }
 
@@ -333,7 +350,7 @@ TEST(Norm, SameBitsForAnyThreadCount) {
 }
 
 TEST(Norm, ARowDoesNotDependOnTheOthers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 77;
   const std::int64_t rows = 500;
   Rows x = Rows::normal(rows, dim, 1);
@@ -354,7 +371,7 @@ TEST(Norm, ARowDoesNotDependOnTheOthers) {
 }
 
 TEST(Norm, EveryInstructionSetIsWithinTheBound) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const std::int64_t dim = 33;
   Rows x = Rows::normal(kRows, dim, 1);
   Tensor w = Tensor::normal(dim, 2);

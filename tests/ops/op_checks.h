@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "support/op_test.h"
@@ -126,14 +129,25 @@ class RefTensor {
   return sum;
 }
 
+/// A TestContext whose workspace holds NaN: scratch that is read before it is written shows.
+class PoisonedContext : public TestContext {
+ public:
+  explicit PoisonedContext(int num_threads = 2) : TestContext(num_threads) {
+    Arena& arena = *(**this).workspace;
+    const std::span<float> all = arena.take<float>(std::int64_t{1} << 20);  // one block
+    std::fill(all.begin(), all.end(), std::numeric_limits<float>::quiet_NaN());
+    arena.reset();
+  }
+};
+
 /// `compute(ctx)` returns every output as one vector of floats; it must give the same bits with 1,
 /// 2 and 3 threads.
 template <typename Compute>
 void expect_same_for_any_thread_count(const Compute& compute) {
-  const TestContext one(1);
+  const PoisonedContext one(1);
   const std::vector<float> expected = compute(*one);
   for (const int threads : {2, 3}) {
-    const TestContext many(threads);
+    const PoisonedContext many(threads);
     const std::vector<float> actual = compute(*many);
     ASSERT_EQ(actual.size(), expected.size());
     EXPECT_TRUE(same_bits(actual.data(), expected.data(), isize(actual))) << threads << " threads";

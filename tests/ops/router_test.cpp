@@ -44,7 +44,7 @@ double tolerance(std::int64_t active, double largest) {
 }
 
 TEST(Router, HandNumbers) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const float logits[] = {0.2F, -1, 1.5F, 0.9F, -0.3F, 2};
   const float bias[] = {0.5F, 0.9F, -0.4F, 0, 0.1F, -0.6F};
   const float no_bias[6] = {};
@@ -60,7 +60,7 @@ TEST(Router, HandNumbers) {
 }
 
 TEST(Router, ChoosesByScorePlusBiasAndMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const RouterParams params : kParams) {
     for (const Shape shape : kShapes) {
       SCOPED_TRACE(testing::Message() << "E " << shape.experts << " A " << shape.active);
@@ -105,7 +105,7 @@ TEST(Router, ChoosesByScorePlusBiasAndMatchesTheOracle) {
 }
 
 TEST(Router, OracleRouteAgrees) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const Shape shape{40, 6};
   Rows logits = Rows::normal(kTokens, shape.experts, 5, 1.5);
   Tensor bias = Tensor::normal(shape.experts, 6, 0.3);
@@ -124,7 +124,7 @@ TEST(Router, OracleRouteAgrees) {
 }
 
 TEST(Router, TiesGoToTheLowerId) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const Shape shape{20, 5};
   Rows logits = Rows::filled(1, shape.experts, 0.5F);
   logits.row(0)[13] = 1.0F;
@@ -137,7 +137,7 @@ TEST(Router, TiesGoToTheLowerId) {
 }
 
 TEST(Router, NonFiniteLogitsGiveValidDistinctIds) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const Shape shape{20, 5};
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -174,7 +174,7 @@ std::vector<std::int32_t> some_ids(std::int64_t tokens, Shape shape) {
 }
 
 TEST(Router, BackwardMatchesTheOracle) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   for (const RouterParams params : kParams) {
     for (const Shape shape : {Shape{7, 3}, Shape{16, 16}, Shape{128, 8}, Shape{896, 16}}) {
       SCOPED_TRACE(testing::Message() << "E " << shape.experts << " A " << shape.active);
@@ -205,6 +205,12 @@ TEST(Router, BackwardMatchesTheOracle) {
       EXPECT_TRUE(close(d_logits.values().data(), expected.values(),
                         tolerance(2 * shape.active, magnitude)));
       EXPECT_TRUE(d_logits.poison_intact());
+      // Planted bug: the other renormalisation.
+      ref::route_bwd<double>(expected.mat(shape.experts), d_weights_ref.mat(shape.active), id_view,
+                             scores.mat(shape.experts),
+                             {!params.renormalize, params.scaling_factor});
+      EXPECT_FALSE(close(d_logits.values().data(), expected.values(),
+                         tolerance(2 * shape.active, magnitude)));
     }
   }
 }
@@ -260,7 +266,7 @@ TEST(Router, SameBitsForAnyThreadCountAndAlone) {
 }
 
 TEST(Router, EveryInstructionSetIsWithinTheBound) {
-  const TestContext ctx;
+  const PoisonedContext ctx;
   const Shape shape{33, 4};
   const std::vector<std::int32_t> ids = some_ids(kTokens, shape);
   const ConstI32Mat id_view(ids.data(), {kTokens, shape.active});

@@ -43,7 +43,7 @@ SFT_STEPS = 10
 SFT_RUNS = ({"lr": 3e-5, "eps": 1e-6, "weight_decay": 0.1}, {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01})
 BETAS, MAX_NORM = (0.9, 0.98), 1.0
 CONDITIONED = 1e-5                                    # largest relative fp32 difference of a loss in run 0
-DECAY_SUFFIXES = ("proj.weight", "gate.weight", "w1.weight", "w2.weight", "w3.weight", "lm_head.weight")
+DECAY_SUFFIXES = ("proj.weight", "proj_with_mqa.weight", "gate.weight", "w1.weight", "w2.weight", "w3.weight", "lm_head.weight")
 
 RULES = {
     "hash32": "lowbias32 on a 32-bit unsigned x, arithmetic mod 2^32: x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; "

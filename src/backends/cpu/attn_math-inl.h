@@ -1,5 +1,5 @@
-// attn_math-inl.h — vector pieces that KDA and MLA share: loads of a row's last lanes, exp and
-// sigmoid, and the sum of four vectors' lanes. Included once per SIMD target by foreach_target.
+// attn_math-inl.h — vector pieces that KDA and MLA share: loads of a row's last lanes, and the
+// sum of four vectors' lanes. Included once per SIMD target by foreach_target.
 //
 // Every function is element-wise or has one fixed tree, so a value does not depend on which lane,
 // tile or call computes it.
@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cpu/simd_math-inl.h"
 #include "core/checked_cast.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -72,27 +72,6 @@ HWY_INLINE void copy_row(const float* from, std::int64_t count, float* to) {
   if (c < count) {
     store_first(load_first(from + c, count - c), to + c, count - c);
   }
-}
-
-/// e^x; 0 below -104, NaN stays NaN (the library's Exp turns NaN into 0, which would hide it).
-HWY_INLINE FloatVec exp_vec(FloatVec x) {
-  const FloatTag d;
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
-}
-
-/// 1 / (1 + e^-x) without overflow.
-HWY_INLINE FloatVec sigmoid_vec(FloatVec x) {
-  const FloatTag d;
-  const FloatVec one = hn::Set(d, 1.0F);
-  const FloatVec e = exp_vec(hn::Neg(hn::Abs(x)));
-  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
-}
-
-/// ln(1 + e^x) without overflow.
-HWY_INLINE FloatVec softplus_vec(FloatVec x) {
-  const FloatTag d;
-  const FloatVec tail = hn::Log1p(d, exp_vec(hn::Neg(hn::Abs(x))));
-  return hn::Add(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), tail);
 }
 
 #if HWY_TARGET == HWY_SCALAR  // one lane: nothing to sum

@@ -198,7 +198,7 @@ HWY_INLINE void exp_rows(HeadRows g, std::int64_t count, std::int64_t keys, floa
   for (std::int64_t t = 0; t < count; ++t) {
     const float* row = g.row(t);
     for (std::int64_t c = 0; c < keys; c += kLanes) {
-      hn::StoreU(exp_vec(load_first(row + c, keys - c)), d, e + t * stride + c);
+      hn::StoreU(vexp(FloatTag(), load_first(row + c, keys - c)), d, e + t * stride + c);
     }
   }
 }

@@ -25,9 +25,9 @@ std::int64_t num_blocks(std::int64_t rows) {
 
 FloatVec gate_value(FloatVec z, FloatVec a, KdaGateParams params) {
   if (params.bounded) {
-    return hn::Mul(hn::Set(FloatTag(), params.lower_bound), sigmoid_vec(hn::Mul(a, z)));
+    return hn::Mul(hn::Set(FloatTag(), params.lower_bound), vsigmoid(FloatTag(), hn::Mul(a, z)));
   }
-  return hn::Neg(hn::Mul(a, softplus_vec(z)));
+  return hn::Neg(hn::Mul(a, vsoftplus(FloatTag(), z)));
 }
 
 void gate_row(float* g, const float* f, const float* bias, float a, std::int64_t keys,
@@ -67,12 +67,12 @@ FloatVec gate_bwd_row(float* d_f, float* d_bias, const float* d_g, const float* 
     FloatVec d_z;
     if (params.bounded) {
       const FloatVec az = hn::Mul(av, z);
-      // sigma(-x) = 1 - sigma(x), without the cancellation near 1.
-      const FloatVec slope = hn::Mul(sigmoid_vec(az), sigmoid_vec(hn::Neg(az)));
+      const auto sigma = vsigmoid_pair(d, az);
+      const FloatVec slope = hn::Mul(sigma.value, sigma.complement);
       d_z = hn::Mul(hn::Mul(grad, hn::Set(d, params.lower_bound)), hn::Mul(slope, av));
       d_a_log = hn::MulAdd(d_z, z, d_a_log);
     } else {
-      d_z = hn::Neg(hn::Mul(hn::Mul(grad, av), sigmoid_vec(z)));
+      d_z = hn::Neg(hn::Mul(hn::Mul(grad, av), vsigmoid(FloatTag(), z)));
       d_a_log = hn::MulAdd(grad, gate_value(z, av, params), d_a_log);
     }
     store_first(d_z, d_f + c, n);
@@ -123,7 +123,7 @@ void beta(const ExecCtx&, F32Mat out, ConstF32Mat b) {
       for (std::int64_t i = 0; i < n; ++i) {
         lanes[i] = b(t, h + i);
       }
-      hn::Store(sigmoid_vec(hn::Load(FloatTag(), lanes)), FloatTag(), lanes);
+      hn::Store(vsigmoid(FloatTag(), hn::Load(FloatTag(), lanes)), FloatTag(), lanes);
       for (std::int64_t i = 0; i < n; ++i) {
         out(t, h + i) = lanes[i];
       }

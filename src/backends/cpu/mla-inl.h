@@ -37,13 +37,15 @@ HWY_INLINE float softmax_tile(float* s, std::int64_t valid, float scale, Softmax
     top = hn::Max(top, x);
   }
   const float new_top = std::max(row.top, hn::GetLane(hn::MaxOfLanes(d, top)));
-  const float correction =
-      new_top == row.top ? 1.0F : hn::GetLane(exp_vec(hn::Set(d, row.top - new_top)));
+  // exp is kept away from -inf (no sums yet, dead lanes): its way to 0 passes through subnormal
+  // numbers, which cost a hundred cycles each.
+  const bool same = new_top == row.top || row.top == -std::numeric_limits<float>::infinity();
+  const float correction = same ? 1.0F : hn::GetLane(vexp(d, hn::Set(d, row.top - new_top)));
   FloatVec sum = hn::Mul(hn::Load(d, row.sum), hn::Set(d, correction));
   for (std::int64_t j = 0; j < valid; j += kLanes) {
     const auto live = hn::FirstN(d, static_cast<std::size_t>(std::min(kLanes, valid - j)));
-    const FloatVec p =
-        hn::IfThenElseZero(live, exp_vec(hn::Sub(hn::LoadU(d, s + j), hn::Set(d, new_top))));
+    const FloatVec below = hn::Sub(hn::LoadU(d, s + j), hn::Set(d, new_top));
+    const FloatVec p = hn::IfThenElseZero(live, vexp(d, hn::IfThenElseZero(live, below)));
     hn::StoreU(p, d, s + j);
     sum = hn::Add(sum, p);
   }

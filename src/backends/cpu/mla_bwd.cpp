@@ -75,7 +75,7 @@ void score_gradients(float* s, float* d_s, std::int64_t valid, float scale, cons
   const FloatVec factor = hn::Set(d, scale);
   for (std::int64_t j = 0; j < valid; j += kLanes) {
     const auto [lse, delta] = load(j);
-    const FloatVec p = exp_vec(hn::Sub(hn::Mul(factor, hn::LoadU(d, s + j)), lse));
+    const FloatVec p = vexp(FloatTag(), hn::Sub(hn::Mul(factor, hn::LoadU(d, s + j)), lse));
     const FloatVec slope = hn::Mul(hn::Sub(hn::LoadU(d, d_s + j), delta), factor);
     hn::StoreU(p, d, s + j);
     hn::StoreU(hn::Mul(p, slope), d, d_s + j);

@@ -101,8 +101,9 @@ double sum_squares(const ExecCtx& ctx, std::span<const float> values) {
 }
 
 // Matrix products of Muon: C [m, n] = factor A [m, k] B [k, n] + add D [m, n], row-major and
-// contiguous. Split over panels of two vectors of columns; a panel of B is packed once, then every
-// group of four rows of A is multiplied with it. Each element is one fma chain over k.
+// contiguous; D null: no second term. Split over panels of two vectors of columns; a panel of B is
+// packed once, then every group of four rows of A is multiplied with it. Each element is one fma
+// chain over k.
 struct Product {
   float* c;
   const float* a;
@@ -140,7 +141,7 @@ HWY_INLINE void multiply_rows(const Product& p, const float* panel, std::int64_t
   for (std::size_t r = 0; r < kRows; ++r) {
     const std::int64_t at = (row + static_cast<std::int64_t>(r)) * p.n + col;
     const auto finish = [&](FloatVec sum, std::int64_t offset, auto part) HWY_ATTR {
-      const auto old = hn::Mul(add, part.load(p.d + at + offset));
+      const auto old = p.d == nullptr ? hn::Zero(d) : hn::Mul(add, part.load(p.d + at + offset));
       part.store(hn::MulAdd(factor, sum, old), p.c + at + offset);
     };
     const std::int64_t half = static_cast<std::int64_t>(lanes);
@@ -212,7 +213,7 @@ void orthogonalise(const ExecCtx& ctx, std::span<float> x, std::int64_t rows, st
   std::span<float> now = x;
   for (int step = 0; step < 5; ++step) {
     transpose(turned.data(), now.data(), rows, cols);
-    multiply(ctx, {gram.data(), now.data(), turned.data(), gram.data(), rows, rows, cols, 1, 0});
+    multiply(ctx, {gram.data(), now.data(), turned.data(), nullptr, rows, rows, cols, 1, 0});
     multiply(ctx, {poly.data(), gram.data(), gram.data(), gram.data(), rows, rows, rows, kC, kB});
     multiply(ctx, {next.data(), poly.data(), now.data(), now.data(), rows, cols, rows, 1, kA});
     std::swap(now, next);

@@ -8,7 +8,9 @@
 // matter). 7. one uniform number from the row's key; inverse CDF over ids in increasing order, sums
 // in double.
 //
-// Ranks compare logits, never the rounded weights. A row is one thread's work in one fixed order.
+// Ranks compare logits, never the rounded weights. top_p needs no full sort: mass is summed in
+// buckets of z = (logit - max) / T, and only the bucket where it reaches top_p is sorted. A row is
+// one thread's work in one fixed order.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/sample.cpp"
 #include "backends/cpu/simd_targets.h"
@@ -32,12 +34,15 @@ namespace {
 
 constexpr double kNsPerElement = 1.5;
 constexpr std::size_t kCdfBlock = 512;
+constexpr std::size_t kBuckets = 2048;
+constexpr float kBucketsPerUnit = 64.0F;  // of z: the last bucket begins at e^-32 of the largest
 
 /// One thread's scratch.
 struct Scratch {
   std::span<float> weights;       // [V]
   std::span<std::int32_t> order;  // [V]
   std::span<double> block_sums;   // [ceil(V / kCdfBlock)]
+  std::span<double> bucket_mass;  // [kBuckets]
 };
 
 /// The largest logit; NaN when the row may not be sampled from.
@@ -146,42 +151,63 @@ void drop_after(const Scratch& s, const float* logits, Cut cut) {
   }
 }
 
-/// Applies top_k and top_p to the weights.
-void filter_by_rank(const Scratch& s, const float* logits, const SamplingParams& params) {
-  const auto before = [logits](std::int32_t a, std::int32_t b) {
+/// The order of tokens: logit falling, id rising.
+struct RanksBefore {
+  const float* logits;
+  bool operator()(std::int32_t a, std::int32_t b) const {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-  };
-  const auto begin = s.order.begin();
-  auto end = s.order.end();
+  }
+};
+
+void keep_top_k(const Scratch& s, const float* logits, std::size_t k) {
   for (std::size_t i = 0; i < s.order.size(); ++i) {
     s.order[i] = static_cast<std::int32_t>(i);
   }
-  if (params.top_k > 0 && usize(params.top_k) < s.order.size()) {
-    const auto last = begin + params.top_k - 1;
-    std::nth_element(begin, last, end, before);
-    drop_after(s, logits, {logits[*last], *last});
-    end = last + 1;
+  const auto last = s.order.begin() + static_cast<std::ptrdiff_t>(k) - 1;
+  std::nth_element(s.order.begin(), last, s.order.end(), RanksBefore{logits});
+  drop_after(s, logits, {logits[*last], *last});
+}
+
+/// Falls as the logit rises: every step of the formula is monotonic in floating point.
+std::size_t bucket_of(float logit, float max, float inv_t) {
+  const float distance = (max - logit) * inv_t * kBucketsPerUnit;
+  return distance < static_cast<float>(kBuckets - 1) ? static_cast<std::size_t>(distance)
+                                                     : kBuckets - 1;
+}
+
+/// Keeps the shortest prefix of the order that holds `top_p` of the present mass.
+void keep_top_p(const Scratch& s, const float* logits, float max, float inv_t, float top_p) {
+  const double wanted = static_cast<double>(top_p) * sum_blocks(s);
+  std::fill(s.bucket_mass.begin(), s.bucket_mass.end(), 0.0);
+  for (std::size_t i = 0; i < s.weights.size(); ++i) {
+    if (s.weights[i] > 0) {
+      s.bucket_mass[bucket_of(logits[i], max, inv_t)] += static_cast<double>(s.weights[i]);
+    }
   }
-  if (!(params.top_p < 1.0F)) {
-    return;
-  }
-  const double wanted = static_cast<double>(params.top_p) * sum_blocks(s);
   double mass = 0;
-  std::ptrdiff_t step = 256;  // sorts the front in growing pieces: top_p rarely needs many tokens
-  for (auto sorted = begin; sorted != end; step *= 4) {
-    const auto next = sorted + std::min(step, end - sorted);
-    if (next != end) {
-      std::nth_element(sorted, next, end, before);
-    }
-    std::sort(sorted, next, before);
-    for (; sorted != next; ++sorted) {
-      mass += static_cast<double>(s.weights[usize(*sorted)]);
-      if (mass >= wanted) {
-        drop_after(s, logits, {logits[*sorted], *sorted});
-        return;
-      }
+  std::size_t bucket = 0;
+  while (bucket + 1 < kBuckets && mass + s.bucket_mass[bucket] < wanted) {
+    mass += s.bucket_mass[bucket];
+    ++bucket;
+  }
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < s.weights.size(); ++i) {
+    if (s.weights[i] > 0 && bucket_of(logits[i], max, inv_t) == bucket) {
+      s.order[count++] = static_cast<std::int32_t>(i);
     }
   }
+  if (count == 0) {
+    return;  // rounding left less than `wanted` in all: everything is kept
+  }
+  std::sort(s.order.begin(), s.order.begin() + static_cast<std::ptrdiff_t>(count),
+            RanksBefore{logits});
+  std::size_t last = 0;
+  mass += static_cast<double>(s.weights[usize(s.order[0])]);
+  while (last + 1 < count && mass < wanted) {
+    ++last;
+    mass += static_cast<double>(s.weights[usize(s.order[last])]);
+  }
+  drop_after(s, logits, {logits[s.order[last]], s.order[last]});
 }
 
 std::int32_t sample_row(const Scratch& s, const float* logits, const SampleRow& row) {
@@ -194,9 +220,13 @@ std::int32_t sample_row(const Scratch& s, const float* logits, const SampleRow& 
   if (params.temperature == 0.0F) {
     return first_equal(logits, n, max);
   }
-  fill_weights(s.weights, logits, max, 1.0F / params.temperature);
-  if (params.top_k > 0 || params.top_p < 1.0F) {
-    filter_by_rank(s, logits, params);
+  const float inv_t = 1.0F / params.temperature;
+  fill_weights(s.weights, logits, max, inv_t);
+  if (params.top_k > 0 && usize(params.top_k) < n) {
+    keep_top_k(s, logits, usize(params.top_k));
+  }
+  if (params.top_p < 1.0F) {
+    keep_top_p(s, logits, max, inv_t, params.top_p);
   }
   if (params.min_p > 0.0F) {
     for (float& weight : s.weights) {
@@ -216,11 +246,14 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
   const auto weights = ctx.workspace->take<float>(threads * n);
   const auto order = ctx.workspace->take<std::int32_t>(threads * n);
   const auto sums = ctx.workspace->take<double>(threads * num_sums);
+  constexpr std::int64_t kNumBuckets = kBuckets;
+  const auto buckets = ctx.workspace->take<double>(threads * kNumBuckets);
   const RowBlocks blocks = row_blocks(logits.size(0), kNsPerElement * static_cast<double>(n));
   ctx.pool->parallel_for(blocks.count(), [&](std::int64_t block, int thread) {
     const Scratch scratch{weights.subspan(usize(thread * n), usize(n)),
                           order.subspan(usize(thread * n), usize(n)),
-                          sums.subspan(usize(thread * num_sums), usize(num_sums))};
+                          sums.subspan(usize(thread * num_sums), usize(num_sums)),
+                          buckets.subspan(usize(thread * kNumBuckets), kBuckets)};
     for (std::int64_t t = blocks.begin(block); t < blocks.end(block); ++t) {
       ids[usize(t)] = sample_row(scratch, logits.row(t), rows[usize(t)]);
     }

@@ -135,9 +135,9 @@ void linear_block_of(const LinearJob& job, const LinearBlock& block, float* scra
           tile.y = job.y + (block.row_begin + r) * job.y_stride + out;
           tile.rows = static_cast<int>(std::min<std::int64_t>(kTileRows, rows - r));
           if (direct) {
-            run_tile<Format, RowMajorX>(tile, panels);
+            run_tile<Format, CopiedRows>(tile, panels);
           } else {
-            run_tile<F32Format, RowMajorX>(tile, panels);
+            run_tile<F32Format, CopiedRows>(tile, panels);
           }
         }
       }

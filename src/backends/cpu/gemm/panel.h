@@ -102,8 +102,7 @@ void linear_block(const LinearJob& job, const LinearBlock& block, float* scratch
 /// Runs all jobs, cut into blocks, on the thread pool.
 void run_linear(const ExecCtx& ctx, std::span<const LinearJob> jobs);
 
-/// d_w += d_y^T x. Both inputs are packed first: x as panels of 16 columns, d_y as tiles of up to
-/// kMaxTile rows of d_w, block after block of kKBlock rows.
+/// d_w += d_y^T x.
 struct WeightGradJob {
   float* d_w = nullptr;  // [n, k]
   std::int64_t d_w_stride = 0;
@@ -115,19 +114,17 @@ struct WeightGradJob {
   std::int64_t rows = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  float* packed_d_y = nullptr;  // set by run_weight_grad
-  float* packed_x = nullptr;
 };
 
 inline constexpr std::int64_t kMaxTile = 12;  // every target's tile height divides it
-inline constexpr std::int64_t kXPanelFloats = (kKBlock + 1) * kPanel;  // +1: not one cache set
 
-/// Packs rows [block * kKBlock, +kKBlock) of d_y or of x.
-void pack_weight_grad_d_y(const WeightGradJob& job, std::int64_t block);
-void pack_weight_grad_x(const WeightGradJob& job, std::int64_t block);
-/// Rows [n_begin, n_end) of d_w, n_begin a multiple of kMaxTile, for a range of panels of columns.
-void weight_grad_block(const WeightGradJob& job, std::int64_t n_begin, std::int64_t n_end,
-                       std::int64_t panel_begin, std::int64_t panel_end);
+inline constexpr std::int64_t kMaxGradPanels = 16;  // of a block
+inline constexpr std::int64_t kMaxGradRows = 8 * kMaxTile;
+inline constexpr std::int64_t kGradScratch = kKBlock * (kMaxGradPanels * kPanel + kMaxGradRows);
+
+/// Rows [row_begin, row_end) of d_w (row_begin a multiple of kMaxTile) (at most kMaxGradRows) for
+/// up to kMaxGradPanels panels of 16 columns. `scratch`: kGradScratch floats, 64-byte aligned.
+void weight_grad_block(const WeightGradJob& job, const LinearBlock& block, float* scratch);
 
 /// Runs all jobs; no two of them may share a d_w.
 void run_weight_grad(const ExecCtx& ctx, std::span<const WeightGradJob> jobs);

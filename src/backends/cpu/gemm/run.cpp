@@ -20,6 +20,9 @@ constexpr std::int64_t kManyBlocks = 16;
 // Up to this many rows the weight's bytes decide, and rows are not split.
 constexpr std::int64_t kFewRows = 24;
 
+// Rows of d_y and x that a weight gradient reads again and again: 768 KiB.
+constexpr std::int64_t kSlabFloats = 196608;
+
 /// A two-dimensional cut of one job.
 struct Cut {
   std::int64_t first = 0;                   // index of its first block among all jobs'
@@ -66,6 +69,13 @@ std::size_t find_job(std::span<const Cut> cuts, std::int64_t block) {
   return static_cast<std::size_t>(after - cuts.begin()) - 1;
 }
 
+/// Block `block` (counted over all jobs) of a job with these extents.
+LinearBlock part_of(const Cut& cut, std::int64_t block, std::int64_t rows, std::int64_t panels) {
+  const std::int64_t row = (block - cut.first) / cut.num_cols * cut.height;
+  const std::int64_t panel = (block - cut.first) % cut.num_cols * cut.width;
+  return {row, std::min(rows, row + cut.height), panel, std::min(panels, panel + cut.width)};
+}
+
 template <typename Fn>
 void run_blocks(const ExecCtx& ctx, std::int64_t count, double total_ns, const Fn& fn) {
   if (total_ns < kWorthWakingNs) {
@@ -77,20 +87,20 @@ void run_blocks(const ExecCtx& ctx, std::int64_t count, double total_ns, const F
   }
 }
 
-Cut cut_weight_grad(const WeightGradJob& job) {
+Cut cut_weight_grad(const WeightGradJob& job, std::int64_t rows) {
   const std::int64_t panels = num_panels(job.k);
   Cut cut;
-  cut.height = std::min(ceil_div(job.n, kMaxTile), std::int64_t{16}) * kMaxTile;
-  cut.width = std::min<std::int64_t>(panels, 16);
+  cut.height = std::min(ceil_div(job.n, kMaxTile) * kMaxTile, kMaxGradRows);
+  cut.width = std::min(panels, kMaxGradPanels);
   for (;;) {
     cut.num_rows = ceil_div(job.n, cut.height);
     cut.num_cols = ceil_div(panels, cut.width);
     const double ns =
-        2.0 * static_cast<double>(cut.height * cut.width * kPanel * job.rows) / kFlopsPerNs;
+        2.0 * static_cast<double>(cut.height * cut.width * kPanel * rows) / kFlopsPerNs;
     if (cut.count() >= kManyBlocks || ns < 2 * kSmallBlockNs) {
       return cut;
     }
-    if (cut.height > kMaxTile) {
+    if (cut.height > 4 * kMaxTile) {
       cut.height = ceil_div(cut.height / 2, kMaxTile) * kMaxTile;
     } else if (cut.width > 2) {
       cut.width = ceil_div(cut.width / 2, std::int64_t{2}) * 2;
@@ -124,62 +134,50 @@ void run_linear(const ExecCtx& ctx, std::span<const LinearJob> jobs) {
       ctx.workspace->take<float>(kLinearScratch * ctx.pool->num_threads());
   run_blocks(ctx, total, total_ns, [&](std::int64_t block, int thread) {
     const std::size_t j = find_job(cuts, block);
-    const Cut& cut = cuts[j];
-    const std::int64_t row = (block - cut.first) / cut.num_cols * cut.height;
-    const std::int64_t panel = (block - cut.first) % cut.num_cols * cut.width;
-    const LinearBlock part{row, std::min(jobs[j].rows, row + cut.height), panel,
-                           std::min(num_panels(jobs[j].weight->out), panel + cut.width)};
-    linear_block(jobs[j], part, scratch.data() + thread * kLinearScratch);
+    linear_block(jobs[j], part_of(cuts[j], block, jobs[j].rows, num_panels(jobs[j].weight->out)),
+                 scratch.data() + thread * kLinearScratch);
   });
 }
 
 void run_weight_grad(const ExecCtx& ctx, std::span<const WeightGradJob> jobs) {
   const ArenaScope scope(*ctx.workspace);
   const std::span<Cut> cuts = ctx.workspace->take<Cut>(isize(jobs));
-  const std::span<Cut> packs = ctx.workspace->take<Cut>(isize(jobs));
-  const std::span<WeightGradJob> packed = ctx.workspace->take<WeightGradJob>(isize(jobs));
-  std::int64_t total = 0;
-  std::int64_t total_packs = 0;
+  const std::span<float> scratch =
+      ctx.workspace->take<float>(kGradScratch * ctx.pool->num_threads());
+  std::int64_t rows = 0;
+  std::int64_t floats = 1;  // of a row of d_y and x, the widest job
   double total_ns = 0;
-  for (std::size_t j = 0; j < jobs.size(); ++j) {
-    WeightGradJob& job = packed[j];
-    job = jobs[j];
-    cuts[j] = Cut{};
-    packs[j] = Cut{};
-    if (job.rows > 0 && job.n > 0 && job.k > 0) {
-      const std::int64_t blocks = ceil_div(job.rows, kKBlock);
-      job.packed_d_y =
-          ctx.workspace->take<float>(blocks * kKBlock * ceil_div(job.n, kMaxTile) * kMaxTile)
-              .data();
-      job.packed_x = ctx.workspace->take<float>(blocks * num_panels(job.k) * kXPanelFloats).data();
-      cuts[j] = cut_weight_grad(job);
-      packs[j].num_rows = blocks;
-      packs[j].num_cols = 2;
-      total_ns += weight_grad_ns(job);
-    }
-    cuts[j].first = total;
-    packs[j].first = total_packs;
-    total += cuts[j].count();
-    total_packs += packs[j].count();
+  for (const WeightGradJob& job : jobs) {
+    rows = std::max(rows, job.rows);
+    floats = std::max(floats, job.n + job.k);
+    total_ns += weight_grad_ns(job);
   }
-  run_blocks(ctx, total_packs, total_ns, [&](std::int64_t block, int) {
-    const std::size_t j = find_job(packs, block);
-    const std::int64_t part = block - packs[j].first;
-    if (part % 2 == 0) {
-      pack_weight_grad_x(packed[j], part / 2);
-    } else {
-      pack_weight_grad_d_y(packed[j], part / 2);
+  // Rows are visited in slabs that stay in the second-level cache while every block reads them.
+  const std::int64_t slab = std::max<std::int64_t>(1, kSlabFloats / (floats * kKBlock)) * kKBlock;
+  for (std::int64_t begin = 0; begin < rows; begin += slab) {
+    std::int64_t total = 0;
+    for (std::size_t j = 0; j < jobs.size(); ++j) {
+      cuts[j] = Cut{};
+      if (jobs[j].rows > begin && jobs[j].n > 0 && jobs[j].k > 0) {
+        cuts[j] = cut_weight_grad(jobs[j], std::min(slab, jobs[j].rows - begin));
+      }
+      cuts[j].first = total;
+      total += cuts[j].count();
     }
-  });
-  run_blocks(ctx, total, total_ns, [&](std::int64_t block, int) {
-    const std::size_t j = find_job(cuts, block);
-    const WeightGradJob& job = packed[j];
-    const Cut& cut = cuts[j];
-    const std::int64_t n = (block - cut.first) / cut.num_cols * cut.height;
-    const std::int64_t panel = (block - cut.first) % cut.num_cols * cut.width;
-    weight_grad_block(job, n, std::min(job.n, n + cut.height), panel,
-                      std::min(num_panels(job.k), panel + cut.width));
-  });
+    run_blocks(ctx, total, total_ns, [&](std::int64_t block, int thread) {
+      const std::size_t j = find_job(cuts, block);
+      WeightGradJob part = jobs[j];
+      part.rows = std::min(slab, part.rows - begin);
+      part.d_y += begin * part.d_y_stride;
+      if (part.x_rows != nullptr) {
+        part.x_rows += begin;
+      } else {
+        part.x += begin * part.x_stride;
+      }
+      weight_grad_block(part, part_of(cuts[j], block, part.n, num_panels(part.k)),
+                        scratch.data() + thread * kGradScratch);
+    });
+  }
 }
 
 }  // namespace tandem::gemm

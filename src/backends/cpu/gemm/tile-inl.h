@@ -44,25 +44,29 @@ struct PanelRef {
   float scale_2 = 1.0F;
 };
 
-/// Where R rows of x are: x(r, k) = data[r * kRow + k * kCol].
-struct RowMajorX {
-  static constexpr std::int64_t row(int) { return kXStride; }
-  static constexpr std::int64_t col(int) { return 1; }
+/// Rows copied to a dense scratch: x(r, k) = x[r * kXStride + k], panels as packed.
+struct CopiedRows {
+  static constexpr std::int64_t row() { return kXStride; }
+  static constexpr bool kStrided = false;
 };
-struct ColMajorX {
-  static constexpr std::int64_t row(int) { return 1; }
-  static constexpr std::int64_t col(int rows) { return rows; }
+/// Both operands where they are, the reduction running over rows: x(r, k) = x[k * x_step + r], and
+/// the panels' 16 lanes at words + k * word_step.
+struct InPlace {
+  static constexpr std::int64_t row() { return 1; }
+  static constexpr bool kStrided = true;
 };
 
 struct TileArgs {
-  const float* x = nullptr;  // packed rows, see RowMajorX / ColMajorX
+  const float* x = nullptr;  // see CopiedRows and InPlace
   PanelRef panels;
   std::int64_t depth = 0;  // reduction indices
   float* y = nullptr;
   std::int64_t y_stride = 0;
-  int rows = 0;         // valid rows, <= R
-  int cols = 0;         // valid outputs, <= 16 P
-  bool from_y = false;  // start the chains at y instead of 0
+  std::int64_t x_step = 1;          // InPlace
+  std::int64_t word_step = kPanel;  // InPlace
+  int rows = 0;                     // valid rows, <= R
+  int cols = 0;                     // valid outputs, <= 16 P
+  bool from_y = false;              // start the chains at y instead of 0
 };
 
 template <typename Format, typename Layout, int R, int P>
@@ -123,7 +127,7 @@ struct Tile {
       w[i] = Format::template take<kIndex>(words[i], scales[i]);
     }
     TDM_UNROLL for (int r = 0; r < R; ++r) {
-      const VF value = hn::Set(Floats(), x[r * Layout::row(R) + kIndex * Layout::col(R)]);
+      const VF value = hn::Set(Floats(), x[r * Layout::row() + kIndex]);
       TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
         acc[r][i] = fma(value, w[i], acc[r][i]);
       }
@@ -152,6 +156,8 @@ struct Tile {
     const float* x = args.x;
     const std::uint32_t* words = args.panels.words;
     const std::int64_t stride = args.panels.word_stride;
+    const std::int64_t x_step = Layout::kStrided ? args.x_step : kGroup;
+    const std::int64_t word_step = Layout::kStrided ? args.word_step : kPanel;
     const std::uint8_t* scale_bytes_at = args.panels.scales;
     for (std::int64_t k = 0; k < args.depth; k += chunk) {
       Row scales;
@@ -164,14 +170,14 @@ struct Tile {
       const std::int64_t count = std::min(chunk, args.depth - k);
       for (std::int64_t group = count / kGroup; group > 0; --group) {
         step(kIndices, kGroup, x, words, stride, scales, acc);
-        x += kGroup * Layout::col(R);
-        words += kPanel;
+        x += x_step;
+        words += word_step;
       }
       if constexpr (kGroup > 1) {
         const int rest = static_cast<int>(count % kGroup);
         if (rest > 0) {
           step(kIndices, rest, x, words, stride, scales, acc);
-          x += rest * Layout::col(R);
+          x += rest;
           words += kPanel;
         }
       }
