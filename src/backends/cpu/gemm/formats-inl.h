@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include <hwy/highway.h>
@@ -58,7 +59,7 @@ HWY_INLINE VU shift_right(VU v) {
   }
 }
 template <int kBits>
-HWY_INLINE VU shift_left(VU v) {
+HWY_MAYBE_UNUSED HWY_INLINE VU shift_left(VU v) {
   if constexpr (kBits == 0) {
     return v;
   } else {
@@ -71,17 +72,33 @@ alignas(64) inline constexpr float kE2M1[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F
                                                 4.0F,  6.0F,  -0.0F, -0.5F, -1.0F, -1.5F,
                                                 -2.0F, -3.0F, -4.0F, -6.0F};
 
+/// The 32 bits that start `bytes` after each lane of the word at `at`; storage is padded for it.
+HWY_INLINE VU load_shifted(const std::uint32_t* at, int bytes) {
+  const std::uint8_t* from = reinterpret_cast<const std::uint8_t*>(at) + bytes;
+#if HWY_TARGET == HWY_SCALAR
+  std::uint32_t lane = 0;
+  std::memcpy(&lane, from, sizeof(lane));
+  return hn::Set(Words(), lane);
+#else
+  return hn::BitCast(Words(), hn::LoadU(hn::Repartition<std::uint8_t, Words>(), from));
+#endif
+}
+
 /// The E2M1 value of nibble kIndex of every lane.
 template <int kIndex>
-HWY_INLINE VF e2m1(VU words) {
+HWY_INLINE VF e2m1(const std::uint32_t* at) {
   const Floats d;
-  VU codes = shift_right<4 * kIndex>(words);
 #if HWY_TARGET == HWY_AVX3
+  // Shifts share their port with the multiplications, so whole bytes are skipped by the load.
+  // vpermps looks at the low 4 bits of a lane only; Highway's debug check does not know.
+  VU codes = shift_right<4 * (kIndex % 2)>(load_shifted(at, kIndex / 2));
   if constexpr (HWY_IS_DEBUG_BUILD) {
-    codes = hn::And(codes, hn::Set(Words(), 15U));  // vpermps looks at 4 bits; Highway asserts
+    codes = hn::And(codes, hn::Set(Words(), 15U));
   }
   return hn::TableLookupLanes(hn::Load(d, kE2M1), hn::IndicesFromVec(d, codes));
 #elif HWY_TARGET == HWY_AVX2
+  const VU words = hn::LoadU(Words(), at);
+  VU codes = shift_right<4 * kIndex>(words);
   if constexpr (HWY_IS_DEBUG_BUILD) {
     codes = hn::And(codes, hn::Set(Words(), 7U));
   }
@@ -89,8 +106,8 @@ HWY_INLINE VF e2m1(VU words) {
   const VU sign = hn::And(shift_left<28 - 4 * kIndex>(words), hn::Set(Words(), 0x80000000U));
   return hn::Xor(magnitude, hn::BitCast(d, sign));
 #else
-  const auto index = hn::BitCast(Ints(), hn::And(codes, hn::Set(Words(), 15U)));
-  return hn::GatherIndex(d, kE2M1, index);
+  const VU codes = hn::And(shift_right<4 * kIndex>(hn::LoadU(Words(), at)), hn::Set(Words(), 15U));
+  return hn::GatherIndex(d, kE2M1, hn::BitCast(Ints(), codes));
 #endif
 }
 
@@ -123,23 +140,32 @@ HWY_INLINE VF e4m3(VU codes) {
   return hn::Or(value, hn::BitCast(d, sign));
 }
 
-// A format: how many k one 32-bit lane holds, the scale of a block, and the value of the j-th k.
+/// 1 / v for a power of two whose reciprocal is normal.
+HWY_INLINE VF power_of_two_inverse(VF v) {
+  return hn::BitCast(Floats(), hn::Sub(hn::Set(Words(), 254U << 23U), hn::BitCast(Words(), v)));
+}
+
+// A format: how many k one 32-bit lane holds, the scale of a block, and the value of the j-th k of
+// the word at `at`. kScaledSums: the value is still to be multiplied by the scale, see Tile::run.
 struct F32Format {
   static constexpr WeightFormat kFormat = WeightFormat::kF32;
   static constexpr int kGroup = 1;
+  static constexpr bool kScaledSums = false;
   static HWY_INLINE VF scale(const std::uint8_t*, float) { return hn::Zero(Floats()); }
   template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF) {
-    return hn::BitCast(Floats(), words);
+  static HWY_INLINE VF take(const std::uint32_t* at, VF) {
+    return hn::BitCast(Floats(), hn::LoadU(Words(), at));
   }
 };
 
 struct BF16Format {
   static constexpr WeightFormat kFormat = WeightFormat::kBF16;
   static constexpr int kGroup = 2;
+  static constexpr bool kScaledSums = false;
   static HWY_INLINE VF scale(const std::uint8_t*, float) { return hn::Zero(Floats()); }
   template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF) {
+  static HWY_INLINE VF take(const std::uint32_t* at, VF) {
+    const VU words = hn::LoadU(Words(), at);
     if constexpr (kIndex == 0) {
       return hn::BitCast(Floats(), hn::ShiftLeft<16>(words));
     } else {
@@ -151,40 +177,57 @@ struct BF16Format {
 struct MxFp4Format {
   static constexpr WeightFormat kFormat = WeightFormat::kMxFp4;
   static constexpr int kGroup = 8;
+  static constexpr bool kScaledSums = false;
   static HWY_INLINE VF scale(const std::uint8_t* from, float) { return e8m0(load_bytes(from)); }
   template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF scale) {
-    return hn::Mul(e2m1<kIndex>(words), scale);
+  static HWY_INLINE VF take(const std::uint32_t* at, VF scale) {
+    return hn::Mul(e2m1<kIndex>(at), scale);
+  }
+};
+
+/// MXFP4 for weights and rows whose sums can be scaled without a change of rounding (panel.h).
+struct MxFp4TameFormat {
+  static constexpr WeightFormat kFormat = WeightFormat::kMxFp4;
+  static constexpr int kGroup = 8;
+  static constexpr bool kScaledSums = true;
+  static HWY_INLINE VF scale(const std::uint8_t* from, float) {
+    return hn::BitCast(Floats(), hn::ShiftLeft<23>(load_bytes(from)));
+  }
+  template <int kIndex>
+  static HWY_INLINE VF take(const std::uint32_t* at, VF) {
+    return e2m1<kIndex>(at);
   }
 };
 
 struct NvFp4Format {
   static constexpr WeightFormat kFormat = WeightFormat::kNvFp4;
   static constexpr int kGroup = 8;
+  static constexpr bool kScaledSums = false;
   static HWY_INLINE VF scale(const std::uint8_t* from, float scale_2) {
     return hn::Mul(e4m3(load_bytes(from)), hn::Set(Floats(), scale_2));
   }
   template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF scale) {
-    return hn::Mul(e2m1<kIndex>(words), scale);
+  static HWY_INLINE VF take(const std::uint32_t* at, VF scale) {
+    return hn::Mul(e2m1<kIndex>(at), scale);
   }
 };
 
 struct Fp8BlockFormat {
   static constexpr WeightFormat kFormat = WeightFormat::kFp8Block;
   static constexpr int kGroup = 4;
-  /// The block's scale times 2^kFp8ScaleUp (pack.cpp).
+  static constexpr bool kScaledSums = false;
+  /// The block's scale times 2^120 (pack.cpp).
   static HWY_INLINE VF scale(const std::uint8_t* from, float) {
     return hn::LoadU(Floats(), reinterpret_cast<const float*>(from));
   }
   template <int kIndex>
-  static HWY_INLINE VF take(VU words, VF scale) {
-    // s eeee mmm at the top of the lane, then 4 bits down: exponent and fraction are in place with
-    // a bias of 7 instead of 127, so the value is 2^-120 too small; subnormals come out right as
-    // well.
-    const auto top = hn::BitCast(Ints(), shift_left<24 - 8 * kIndex>(words));
-    const VU bits =
-        hn::And(hn::BitCast(Words(), hn::ShiftRight<4>(top)), hn::Set(Words(), 0x87F00000U));
+  static HWY_INLINE VF take(const std::uint32_t* at, VF scale) {
+    // Code kIndex lies 3 bytes on (kFp8Offset), so a load at kIndex brings it to the top of its
+    // lane: s eeee mmm. 4 bits down, exponent and fraction are in place with a bias of 7 instead of
+    // 127: the value is 2^-120 too small, and subnormals come out right as well.
+    const VU top = load_shifted(at, kIndex);
+    const VU down = hn::BitCast(Words(), hn::ShiftRight<4>(hn::BitCast(Ints(), top)));
+    const VU bits = hn::And(down, hn::Set(Words(), 0x87F00000U));
     return hn::Mul(hn::BitCast(Floats(), bits), scale);
   }
 };

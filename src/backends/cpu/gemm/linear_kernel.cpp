@@ -2,6 +2,8 @@
 // used in place or decoded to fp32 once for all row tiles.
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -52,6 +54,37 @@ HWY_INLINE void copy_rows(const LinearJob& job, std::int64_t begin, std::int64_t
   }
 }
 
+/// Whether all of a job's rows in the block are zeros or in [kTameMinX, kTameMaxX].
+bool tame_rows(const LinearJob& job, const LinearBlock& block) {
+  const Words d;
+  const VU low = hn::Set(d, std::bit_cast<std::uint32_t>(kTameMinX));
+  const VU span =
+      hn::Set(d, std::bit_cast<std::uint32_t>(kTameMaxX) - std::bit_cast<std::uint32_t>(kTameMinX));
+  const VU magnitude = hn::Set(d, 0x7FFFFFFFU);
+  for (std::int64_t r = block.row_begin; r < block.row_end; ++r) {
+    const std::int64_t row = job.x_rows == nullptr ? r : job.x_rows[r];
+    const auto* bits = reinterpret_cast<const std::uint32_t*>(job.x + row * job.x_stride);
+    // max(bits - low) wraps around for what is below; zeros are set to low.
+    VU largest = hn::Zero(d);
+    std::int64_t i = 0;
+    for (; i + kLanes <= job.weight->in; i += kLanes) {
+      const VU value = hn::And(hn::LoadU(d, bits + i), magnitude);
+      const VU above = hn::IfThenZeroElse(hn::Eq(value, hn::Zero(d)), hn::Sub(value, low));
+      largest = hn::Max(largest, above);
+    }
+    if (!hn::AllTrue(d, hn::Eq(hn::Max(largest, span), span))) {
+      return false;
+    }
+    for (; i < job.weight->in; ++i) {
+      const float value = std::abs(job.x[row * job.x_stride + i]);
+      if (value != 0.0F && !(value >= kTameMinX && value <= kTameMaxX)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 /// The panels of `weight` from (panel, k) on.
 HWY_INLINE PanelRef panel_ref(const PackedWeight& weight, std::int64_t panel, std::int64_t k) {
   const std::int64_t lanes = panel_lanes(weight.format, weight.in);
@@ -83,8 +116,7 @@ HWY_INLINE void decode_panel(std::integer_sequence<int, kIndex...>, const PanelR
           Format::scale(scales + i * kLanes * scale_bytes(Format::kFormat), panel.scale_2);
       const std::int64_t end = std::min(depth, k + kChunk);
       for (std::int64_t at = k; at < end; at += Format::kGroup) {
-        const VU words =
-            hn::LoadU(Words(), panel.words + at / Format::kGroup * kPanel + i * kLanes);
+        const std::uint32_t* words = panel.words + at / Format::kGroup * kPanel + i * kLanes;
         float* out = to + at * kPanel + i * kLanes;
         // The padding of the last group is written as well: kPanelScratch has room.
         (hn::StoreU(Format::template take<kIndex>(words, scale), d, out + kIndex * kPanel), ...);
@@ -115,20 +147,23 @@ HWY_INLINE PanelRef fp32_panels(const PanelRef& from, int panels, std::int64_t d
   }
 }
 
-// Up to this many rows a packed format is decoded anew for every row tile, in registers.
-inline constexpr std::int64_t kDirectRows = kVectors == 1 ? 8 : 4;
+// Packed formats: the tile that decodes in registers. Up to two of them are cheaper than a detour
+// through memory.
+inline constexpr std::int64_t kDirectTile = kVectors == 1 ? 8 : 4;
 
 template <typename Format>
 void linear_block_of(const LinearJob& job, const LinearBlock& block, float* scratch) {
   const PackedWeight& weight = *job.weight;
   const std::int64_t rows = block.row_end - block.row_begin;
-  const std::int64_t padded = rows / kTileRows * kTileRows + tile_height(rows % kTileRows);
-  const bool direct = Format::kGroup == 1 || rows <= kDirectRows;
+  const bool direct = Format::kGroup == 1 || rows <= 2 * kDirectTile;
+  const std::int64_t height =
+      rows <= 2 * kDirectTile && (rows > kTileRows || Format::kGroup > 1) ? kDirectTile : kTileRows;
+  const std::int64_t padded = rows / height * height + tile_height(rows % height);
   float* const panel_scratch = scratch + kXScratch;
   // All of k at once when the rows fit: a panel is then read from end to end.
   const std::int64_t k_outer = std::max<std::int64_t>(1, kXScratch / (padded * kXStride)) * kKBlock;
   const int group =
-      rows > kTileRows ? kTilePanels : widest<Format>(static_cast<int>(tile_height(rows)));
+      rows > height ? kTilePanels : widest<Format>(static_cast<int>(tile_height(rows)));
   TileArgs tile;
   tile.y_stride = job.y_stride;
   for (std::int64_t k0 = 0; k0 < weight.in || k0 == 0; k0 += k_outer) {
@@ -149,13 +184,13 @@ void linear_block_of(const LinearJob& job, const LinearBlock& block, float* scra
         }
         tile.from_y = job.accumulate || k > 0;
         const float* x = scratch + (k - k0) / kKBlock * padded * kXStride;
-        for (std::int64_t r = 0; r < rows; r += kTileRows) {
+        for (std::int64_t r = 0; r < rows; r += height) {
           tile.x = x + r * kXStride;
           tile.y = job.y + (block.row_begin + r) * job.y_stride + out;
-          tile.rows = static_cast<int>(std::min<std::int64_t>(kTileRows, rows - r));
+          tile.rows = static_cast<int>(std::min(height, rows - r));
           tile.prefetch = nullptr;
           if (direct && panel + 2 * group <= block.panel_end) {
-            const std::int64_t i = r / kTileRows;
+            const std::int64_t i = r / height;
             tile.prefetch =
                 i < 4 * group ? reinterpret_cast<const char*>(
                                     tile.panels.words + (group + i / 4) * tile.panels.word_stride +
@@ -180,6 +215,10 @@ void linear_block(const LinearJob& job, const LinearBlock& block, float* scratch
     case WeightFormat::kBF16:
       return linear_block_of<BF16Format>(job, block, scratch);
     case WeightFormat::kMxFp4:
+      if (block.row_end - block.row_begin <= 2 * kDirectTile && !job.accumulate &&
+          is_tame(*job.weight) && tame_rows(job, block)) {
+        return linear_block_of<MxFp4TameFormat>(job, block, scratch);
+      }
       return linear_block_of<MxFp4Format>(job, block, scratch);
     case WeightFormat::kNvFp4:
       return linear_block_of<NvFp4Format>(job, block, scratch);

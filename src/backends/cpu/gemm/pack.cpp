@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "backends/cpu/gemm/panel.h"
 #include "core/check.h"
@@ -28,7 +29,7 @@ std::int64_t bits_of(WeightFormat format) {
 
 /// Output n of the panel is row n of the weight: a transposition of 32-bit lanes. Every format
 /// stores the reduction index along the row, low bits first, so 4 bytes of a row are one lane.
-void pack_rows(std::uint32_t* to, const WeightRef& weight, std::int64_t panel) {
+void pack_rows(std::byte* to, const WeightRef& weight, std::int64_t panel) {
   const std::int64_t lanes = panel_lanes(weight.format, weight.cols) / kPanel;
   const std::int64_t row_bytes = ceil_div(weight.cols * bits_of(weight.format), 8);
   const std::int64_t stride =
@@ -51,31 +52,32 @@ void pack_rows(std::uint32_t* to, const WeightRef& weight, std::int64_t panel) {
             std::memcpy(&lane, from + n * stride + 4 * i, usize(bytes));
           }
         }
-        to[i * kPanel + n] = lane;
+        std::memcpy(to + 4 * (i * kPanel + n), &lane, 4);
       }
     }
   }
 }
 
 /// Output n of the panel is column n of the weight; the reduction runs over rows.
-void pack_columns_f32(std::uint32_t* to, const WeightRef& weight, std::int64_t panel) {
+void pack_columns_f32(std::byte* to, const WeightRef& weight, std::int64_t panel) {
   const std::int64_t cols = std::min(kPanel, weight.cols - panel * kPanel);
   const auto* from = static_cast<const float*>(weight.data) + panel * kPanel;
-  for (std::int64_t k = 0; k < weight.rows; ++k, to += kPanel) {
+  for (std::int64_t k = 0; k < weight.rows; ++k, to += 4 * kPanel) {
     std::memcpy(to, from + k * weight.row_stride, usize(cols) * sizeof(float));
-    std::fill(to + cols, to + kPanel, 0U);
+    std::fill(to + 4 * cols, to + 4 * kPanel, std::byte{0});
   }
 }
 
-void pack_columns_bf16(std::uint32_t* to, const WeightRef& weight, std::int64_t panel) {
+void pack_columns_bf16(std::byte* to, const WeightRef& weight, std::int64_t panel) {
   const std::int64_t cols = std::min(kPanel, weight.cols - panel * kPanel);
   const auto* from = static_cast<const std::uint16_t*>(weight.data) + panel * kPanel;
-  for (std::int64_t k = 0; k < weight.rows; k += 2, to += kPanel) {
+  for (std::int64_t k = 0; k < weight.rows; k += 2, to += 4 * kPanel) {
     const std::uint16_t* low = from + k * weight.row_stride;
     const std::uint16_t* high = k + 1 < weight.rows ? low + weight.row_stride : nullptr;
     for (std::int64_t n = 0; n < kPanel; ++n) {
       const std::uint32_t upper = n < cols && high != nullptr ? std::uint32_t{high[n]} : 0U;
-      to[n] = (n < cols ? std::uint32_t{low[n]} : 0U) | upper << 16;
+      const std::uint32_t lane = (n < cols ? std::uint32_t{low[n]} : 0U) | upper << 16;
+      std::memcpy(to + 4 * n, &lane, 4);
     }
   }
 }
@@ -87,7 +89,9 @@ void pack_byte_scales(std::uint8_t* to, const WeightRef& weight, std::int64_t pa
   const std::int64_t rows = std::min(kPanel, weight.rows - panel * kPanel);
   for (std::int64_t block = 0; block < blocks; ++block) {
     for (std::int64_t n = 0; n < kPanel; ++n) {
-      to[block * kPanel + n] = n < rows ? from[n * blocks + block] : std::uint8_t{0x38};
+      // Padding rows have codes 0; a scale of 1 keeps them out of the way of is_tame().
+      const std::uint8_t one = weight.format == WeightFormat::kMxFp4 ? 127 : 0x38;
+      to[block * kPanel + n] = n < rows ? from[n * blocks + block] : one;
     }
   }
 }
@@ -145,12 +149,13 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
   const std::int64_t panels = num_panels(packed.out);
   const std::int64_t lanes = panel_lanes(packed.format, packed.in);
   const std::int64_t scales = panel_scale_bytes(packed.format, packed.in);
-  resize(packed.data, panels * lanes * 4);
-  resize(packed.scales, panels * scales);
-  std::uint32_t* const words = packed.data.as<std::uint32_t>().data();
+  resize(packed.data, panels * lanes * 4 + kDataPadding);
+  resize(packed.scales, scales == 0 ? 0 : panels * scales + kScaleFooter);
+  std::byte* const words =
+      packed.data.data() + (weight.format == WeightFormat::kFp8Block ? kFp8Offset : 0);
   auto* const scale_bytes_at = packed.scales.as<std::uint8_t>().data();
   const auto pack_panel = [&](std::int64_t panel) {
-    std::uint32_t* to = words + panel * lanes;
+    std::byte* to = words + panel * lanes * 4;
     std::uint8_t* scales_to = scale_bytes_at + panel * scales;
     if (!transposed) {
       pack_rows(to, weight, panel);
@@ -174,6 +179,13 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
       pack_panel(panel);
     }
   });
+  if (weight.format == WeightFormat::kMxFp4) {
+    const std::span<const std::uint8_t> codes(scale_bytes_at, usize(panels * scales));
+    const bool tame = std::all_of(codes.begin(), codes.end(), [](std::uint8_t code) {
+      return code >= kTameMinScale && code <= kTameMaxScale;
+    });
+    packed.scales.data()[panels * scales] = std::byte{tame};
+  }
 }
 
 }  // namespace tandem::gemm

@@ -8,6 +8,7 @@
 // an fp32 for FP8.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -68,6 +69,30 @@ inline constexpr std::int64_t kKBlock = 512;  // reduction indices between two v
 [[nodiscard]] constexpr std::int64_t panel_scale_bytes(WeightFormat format, std::int64_t in) {
   const std::int64_t block = scale_block(format);
   return block == 0 ? 0 : ceil_div(in, block) * kPanel * scale_bytes(format);
+}
+
+// Words may be read from any byte of theirs on, so data ends with padding; FP8 codes start
+// kFp8Offset bytes into it.
+inline constexpr std::int64_t kDataPadding = 64;
+inline constexpr std::int64_t kFp8Offset = 3;
+// Scales end with one line whose first byte tells whether the weight is tame: MXFP4 with exponents
+// in [kTameMinScale, kTameMaxScale].
+inline constexpr std::int64_t kScaleFooter = 64;
+
+// When all scales of a weight and all x but zeros lie in these ranges of powers of two, a chain may
+// run on y / scale without a change of one bit. Products are multiples of 2^(-40 - 23 - 1 - 30) =
+// 2^-94, hence so are all sums, rounded or not; in units of a scale they are multiples of 2^-104
+// and, with 2^20 terms, below 2^(20 + 40 + 3 + 10 + 30) = 2^103. So nothing but 0 is subnormal,
+// nothing overflows, and a power of two commutes with rounding.
+inline constexpr int kTameMinScale = 127 - 30;  // E8M0 codes
+inline constexpr int kTameMaxScale = 127 + 10;
+inline constexpr float kTameMinX = 0x1p-40F;
+inline constexpr float kTameMaxX = 0x1p+40F;
+inline constexpr std::int64_t kTameMaxDepth = std::int64_t{1} << 20;
+
+[[nodiscard]] inline bool is_tame(const PackedWeight& weight) {
+  return weight.format == WeightFormat::kMxFp4 && weight.in <= kTameMaxDepth &&
+         weight.scales.data()[weight.scales.size_bytes() - kScaleFooter] != std::byte{0};
 }
 
 /// y = x W^T for a set of rows; a job of a grouped call (heads, experts).

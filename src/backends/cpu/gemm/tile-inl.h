@@ -121,11 +121,12 @@ struct Tile {
   }
 
   template <int kIndex>
-  static HWY_INLINE void step_one(const float* x, const WordRow& words, const Row& scales,
-                                  Acc& acc) {
+  static HWY_INLINE void step_one(const float* x, const std::uint32_t* words, std::int64_t stride,
+                                  const Row& scales, Acc& acc) {
     Row w;
     TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
-      w[i] = Format::template take<kIndex>(words[i], scales[i]);
+      w[i] = Format::template take<kIndex>(
+          words + (i / kVectors) * stride + (i % kVectors) * kLanes, scales[i]);
     }
     TDM_UNROLL for (int r = 0; r < R; ++r) {
       const VF value = hn::Set(Floats(), x[r * Layout::row() + kIndex]);
@@ -140,11 +141,26 @@ struct Tile {
   static HWY_INLINE void step(std::integer_sequence<int, kIndex...>, int count, const float* x,
                               const std::uint32_t* words, std::int64_t stride, const Row& scales,
                               Acc& acc) {
-    WordRow loaded;
+    ((kIndex < count ? step_one<kIndex>(x, words, stride, scales, acc) : void()), ...);
+  }
+
+  static HWY_INLINE void load_scales(const PanelRef& panels, const std::uint8_t* from,
+                                     Row& scales) {
     TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
-      loaded[i] = hn::LoadU(Words(), words + (i / kVectors) * stride + (i % kVectors) * kLanes);
+      scales[i] = Format::scale(from + (i / kVectors) * panels.scale_stride +
+                                    (i % kVectors) * kLanes * scale_bytes(Format::kFormat),
+                                panels.scale_2);
     }
-    ((kIndex < count ? step_one<kIndex>(x, loaded, scales, acc) : void()), ...);
+  }
+
+  /// Turns sums in units of `from` into sums in units of `to`, powers of two.
+  static HWY_INLINE void rescale(const Row& from, const Row& to, Acc& acc) {
+    TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
+      const VF factor = hn::Mul(from[i], power_of_two_inverse(to[i]));
+      TDM_UNROLL for (int r = 0; r < R; ++r) {
+        acc[r][i] = hn::Mul(acc[r][i], factor);
+      }
+    }
   }
 
   static HWY_NOINLINE void run(const TileArgs& args) {
@@ -153,6 +169,11 @@ struct Tile {
     constexpr std::int64_t kScaleBlock = scale_block(Format::kFormat);
     Acc acc;
     begin(args, acc);
+    Row scales;
+    Row unit;  // kScaledSums: of the sums
+    TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
+      unit[i] = hn::Set(Floats(), 1.0F);
+    }
     const std::int64_t chunk = kScaleBlock == 0 ? args.depth : kScaleBlock;
     const float* x = args.x;
     const std::uint32_t* words = args.panels.words;
@@ -161,11 +182,14 @@ struct Tile {
     const std::int64_t word_step = Layout::kStrided ? args.word_step : kPanel;
     const std::uint8_t* scale_bytes_at = args.panels.scales;
     for (std::int64_t k = 0; k < args.depth; k += chunk) {
-      Row scales;
-      TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
-        scales[i] = Format::scale(scale_bytes_at + (i / kVectors) * args.panels.scale_stride +
-                                      (i % kVectors) * kLanes * scale_bytes(Format::kFormat),
-                                  args.panels.scale_2);
+      load_scales(args.panels, scale_bytes_at, scales);
+      if constexpr (Format::kScaledSums) {
+        // fma(x, code * s, y) = s fma(x, code, y / s) for a power of two s, so a block's chain runs
+        // on y / s and no code needs a multiplication.
+        rescale(unit, scales, acc);
+        TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
+          unit[i] = scales[i];
+        }
       }
       scale_bytes_at += kPanel * scale_bytes(Format::kFormat);
       const std::int64_t count = std::min(chunk, args.depth - k);
@@ -194,6 +218,12 @@ struct Tile {
           words += kPanel;
         }
       }
+    }
+    if constexpr (Format::kScaledSums) {
+      TDM_UNROLL for (int i = 0; i < kWidth; ++i) {
+        scales[i] = hn::Set(Floats(), 1.0F);
+      }
+      rescale(unit, scales, acc);
     }
     end(args, acc);
   }
