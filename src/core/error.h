@@ -40,8 +40,8 @@ template <typename... Args>
 template <typename T>
 class [[nodiscard]] Expected {
  public:
-  Expected(T value)
-      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Expected(T value)  // NOLINT(google-explicit-constructor): `return value;` is the point
+      : state_(std::in_place_index<0>, std::move(value)) {}
   Expected(Failure failure) : state_(std::in_place_index<1>, std::move(failure)) {}  // NOLINT
 
   [[nodiscard]] bool ok() const { return state_.index() == 0; }

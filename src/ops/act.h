@@ -20,6 +20,7 @@ struct ActOps {
   void (*sigmoid_gate_bwd)(const ExecCtx&, F32Mat d_o, F32Mat d_gate, ConstF32Mat d_y,
                            ConstF32Mat o, ConstF32Mat gate);
   void (*add)(const ExecCtx&, F32Mat y, ConstF32Mat a, ConstF32Mat b);
+  void (*copy)(const ExecCtx&, F32Cube y, ConstF32Cube x);
 };
 
 namespace ops {
@@ -37,6 +38,9 @@ void sigmoid_gate_bwd(const ExecCtx& ctx, F32Mat d_o, F32Mat d_gate, ConstF32Mat
 
 /// y = a + b.   Shapes: all [T, D].   Aliasing: y may be a or b.
 void add(const ExecCtx& ctx, F32Mat y, ConstF32Mat a, ConstF32Mat b);
+
+/// y = x, for cutting and joining strided pieces.   Shapes: both [A, B, C].   Aliasing: none.
+void copy(const ExecCtx& ctx, F32Cube y, ConstF32Cube x);
 
 }  // namespace ops
 }  // namespace tandem

@@ -4,8 +4,8 @@
 // Determinism: batch-invariant. Every output element is one fused multiply-add chain over the
 // reduction index in increasing order, in fp32, starting from 0 (or from y when accumulating):  y =
 // fma(x[k], w[k], y), k = 0, 1, ... A row's result therefore depends neither on the other rows, nor
-// on the number of threads, nor on tiles or packing. Dequantised weight values are exact in fp32
-// (code * block scale; NVFP4: code * (block scale * scale_2), rounded once).
+// on the number of threads, nor on tiles or packing. A weight's value is code * block scale; NVFP4:
+// code * (block scale * scale_2); each product is rounded to fp32, as in tensor/quant.h.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// cpu_backend.h — the CPU implementation of the op table (SIMD through Google Highway, dispatched at run time).
+// cpu_backend.h — the CPU implementation of the op table (SIMD through Google Highway, dispatched
+// at run time).
 #pragma once
 
 #include "ops/op_table.h"

@@ -7,6 +7,17 @@
 namespace tandem {
 
 GemmOps cpu_gemm_ops();
+ActOps cpu_act_ops();
+AttnResOps cpu_attn_res_ops();
+ConvOps cpu_conv_ops();
+EmbedOps cpu_embed_ops();
+LossOps cpu_loss_ops();
+NormOps cpu_norm_ops();
+KdaOps cpu_kda_ops();
+MlaOps cpu_mla_ops();
 void cpu_add_expert_ops(MoeOps& ops);  // experts, experts_bwd
+OptimOps cpu_optim_ops();
+void cpu_add_router_ops(MoeOps& ops);  // route, route_replay, route_bwd
+SampleOps cpu_sample_ops();
 
 }  // namespace tandem

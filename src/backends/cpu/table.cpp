@@ -8,7 +8,18 @@ const OpTable& cpu_backend() {
     OpTable ops;
     ops.name = "cpu";
     ops.gemm = cpu_gemm_ops();
+    ops.act = cpu_act_ops();
+    ops.attn_res = cpu_attn_res_ops();
+    ops.conv = cpu_conv_ops();
+    ops.embed = cpu_embed_ops();
+    ops.loss = cpu_loss_ops();
+    ops.norm = cpu_norm_ops();
+    ops.kda = cpu_kda_ops();
+    ops.mla = cpu_mla_ops();
     cpu_add_expert_ops(ops.moe);
+    ops.optim = cpu_optim_ops();
+    cpu_add_router_ops(ops.moe);
+    ops.sample = cpu_sample_ops();
     return ops;
   }();
   return table;

@@ -1,0 +1,19 @@
+#include "backends/cpu/kda.h"
+
+#include "backends/cpu/families.h"
+
+namespace tandem {
+
+KdaOps cpu_kda_ops() {
+  return {
+      .gate = cpu::kda_gate,
+      .gate_bwd = cpu::kda_gate_bwd,
+      .beta = cpu::kda_beta,
+      .beta_bwd = cpu::kda_beta_bwd,
+      .recurrent = cpu::kda_recurrent,
+      .chunk = cpu::kda_chunk,
+      .recurrent_bwd = cpu::kda_recurrent_bwd,
+  };
+}
+
+}  // namespace tandem

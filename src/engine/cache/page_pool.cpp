@@ -1,0 +1,57 @@
+#include "engine/cache/page_pool.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+PagePool::PagePool(std::span<const std::int64_t> latent_widths, std::int64_t num_pages,
+                   std::int64_t page_size)
+    : page_size_(page_size), free_(num_pages), refcounts_(usize(num_pages), 0) {
+  for (const std::int64_t width : latent_widths) {
+    const std::int64_t rows = num_pages * page_size;
+    Storage& memory =
+        storage_.emplace_back(rows * width * static_cast<std::int64_t>(sizeof(float)));
+    layers_.emplace_back(memory.as<float>().data(), F32Mat::Shape{rows, width});
+  }
+}
+
+PageId PagePool::take() {
+  const std::int32_t id = free_.take();
+  TDM_CHECK(refcounts_[usize(id)] == 0, id, refcounts_[usize(id)]);
+  refcounts_[usize(id)] = 1;
+  return PageId{id};
+}
+
+void PagePool::share(PageId page) {
+  TDM_CHECK(refcount(page) > 0, index_of(page));
+  ++refcounts_[usize(index_of(page))];
+}
+
+void PagePool::release(PageId page) {
+  std::int32_t& count = refcounts_[usize(index_of(page))];
+  TDM_CHECK(count > 0, index_of(page));
+  if (--count == 0) {
+    free_.put(static_cast<std::int32_t>(page));
+  }
+}
+
+void PagePool::copy(PageId to, PageId from) {
+  for (const F32Mat& layer : layers_) {
+    const float* source = layer.row(index_of(from) * page_size_);
+    std::copy_n(source, page_size_ * layer.size(1), layer.row(index_of(to) * page_size_));
+  }
+}
+
+void PagePool::check_integrity() const {
+  std::vector<bool> is_free(refcounts_.size(), false);
+  for (const std::int32_t id : free_.ids()) {
+    TDM_CHECK(!is_free[usize(id)], id);
+    TDM_CHECK(refcounts_[usize(id)] == 0, id, refcounts_[usize(id)]);
+    is_free[usize(id)] = true;
+  }
+  const auto owned = std::count_if(refcounts_.begin(), refcounts_.end(),
+                                   [](std::int32_t count) { return count > 0; });
+  TDM_CHECK(num_free() + owned == num_pages(), num_free(), owned, num_pages());
+}
+
+}  // namespace tandem

@@ -1,0 +1,64 @@
+#include "engine/cache/state_pool.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+StatePool::StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots)
+    : specs_(state_layers.begin(), state_layers.end()),
+      free_(num_slots),
+      owned_(usize(num_slots), false) {
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  for (const StateSpec& spec : specs_) {
+    Storage& states = storage_.emplace_back(num_slots * spec.state_floats() * kFloat);
+    float* state_data = states.as<float>().data();
+    Storage& windows = storage_.emplace_back(num_slots * spec.conv_floats() * kFloat);
+    layers_.push_back({state_data, F32Cube(windows.as<float>().data(),
+                                           {num_slots, spec.conv_rows, spec.conv_channels})});
+  }
+}
+
+std::span<float> StatePool::states(std::size_t layer, SlotId slot) const {
+  const std::int64_t floats = specs_[layer].state_floats();
+  return {layers_[layer].states + index_of(slot) * floats, usize(floats)};
+}
+
+std::span<float> StatePool::conv(std::size_t layer, SlotId slot) const {
+  return {layers_[layer].conv.row(index_of(slot)), usize(specs_[layer].conv_floats())};
+}
+
+SlotId StatePool::take() {
+  const SlotId slot{free_.take()};
+  TDM_CHECK(!owned_[usize(index_of(slot))], index_of(slot));
+  owned_[usize(index_of(slot))] = true;
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    std::ranges::fill(states(layer, slot), 0.0F);
+    std::ranges::fill(conv(layer, slot), 0.0F);
+  }
+  return slot;
+}
+
+void StatePool::release(SlotId slot) {
+  TDM_CHECK(owned_[usize(index_of(slot))], index_of(slot));
+  owned_[usize(index_of(slot))] = false;
+  free_.put(static_cast<std::int32_t>(slot));
+}
+
+void StatePool::copy(SlotId to, SlotId from) {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    std::ranges::copy(states(layer, from), states(layer, to).begin());
+    std::ranges::copy(conv(layer, from), conv(layer, to).begin());
+  }
+}
+
+void StatePool::check_integrity() const {
+  std::vector<bool> is_free(owned_.size(), false);
+  for (const std::int32_t id : free_.ids()) {
+    TDM_CHECK(!is_free[usize(id)] && !owned_[usize(id)], id);
+    is_free[usize(id)] = true;
+  }
+  const auto owned = std::count(owned_.begin(), owned_.end(), true);
+  TDM_CHECK(num_free() + owned == num_slots(), num_free(), owned, num_slots());
+}
+
+}  // namespace tandem

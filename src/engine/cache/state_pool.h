@@ -1,0 +1,45 @@
+// state_pool.h — one slot a running sequence: the KDA states and convolution windows of every state
+// layer. A state is the sum of everything a sequence has read, so a slot is zeroed when it is
+// taken, copied when a sequence forks, and belongs to exactly one sequence.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/cache/free_list.h"
+#include "engine/ids.h"
+#include "models/cache_spec.h"
+#include "tensor/storage.h"
+
+namespace tandem {
+
+class StatePool {
+ public:
+  /// Errors: std::bad_alloc.
+  StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots);
+
+  [[nodiscard]] std::int64_t num_slots() const { return isize(owned_); }
+  [[nodiscard]] std::int64_t num_free() const { return free_.size(); }
+  [[nodiscard]] const std::vector<StateBuffer>& layers() const { return layers_; }
+
+  /// The lowest free slot, zeroed; there must be one.
+  [[nodiscard]] SlotId take();
+  void release(SlotId slot);
+  void copy(SlotId to, SlotId from);
+
+  /// Free and owned slots make up the pool, none twice. TDM_CHECK fails otherwise.
+  void check_integrity() const;
+
+ private:
+  [[nodiscard]] std::span<float> states(std::size_t layer, SlotId slot) const;
+  [[nodiscard]] std::span<float> conv(std::size_t layer, SlotId slot) const;
+
+  std::vector<StateSpec> specs_;
+  FreeList free_;
+  std::vector<bool> owned_;  // [slots]
+  std::vector<Storage> storage_;
+  std::vector<StateBuffer> layers_;  // views of storage_
+};
+
+}  // namespace tandem

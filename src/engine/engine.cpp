@@ -1,0 +1,175 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/arena.h"
+
+namespace tandem {
+
+Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& options)
+    : model_(model),
+      ctx_(ctx),
+      options_(options),
+      plan_(plan_memory(model, options).value_or_throw()),
+      cache_(model.cache_spec(), plan_.num_pages, plan_.page_size, plan_.num_slots),
+      scheduler_(cache_, options_),
+      batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len)),
+      sampler_(options.num_seats()),
+      logits_(options.num_seats() * model.vocab_size() * static_cast<std::int64_t>(sizeof(float))),
+      routed_(usize(options.max_batch_tokens * model.moe_layers() * model.experts_per_token())),
+      routed_width_(model.moe_layers() * model.experts_per_token()),
+      weight_version_(options.first_weight_version) {
+  events_.reserve(usize(options.num_seats()));
+}
+
+Engine::~Engine() = default;
+
+std::span<const StepEvent> Engine::step() {
+  events_.clear();
+  const auto start = std::chrono::steady_clock::now();
+  const std::span<const ScheduledChunk> chunks = scheduler_.plan();
+  if (chunks.empty()) {
+    return events_;
+  }
+  std::int64_t num_rows = 0;
+  std::int64_t num_decodes = 0;
+  for (const ScheduledChunk& chunk : chunks) {
+    num_rows += chunk.count;
+    num_decodes += chunk.seq->in_decode() ? 1 : 0;
+  }
+  try {
+    run_model(chunks);
+    keep_routed_experts(chunks);
+    // commit() forgets the chunks and adds the followers of a finished prompt to the targets: they
+    // read copies of their leader's logits, which lie below the rows the model wrote.
+    const std::span<const SampleTarget> targets = scheduler_.commit();
+    const F32Mat logits(logits_.as<float>().data(), {isize(targets), model_.vocab_size()});
+    for (std::int64_t row = 0; row < isize(targets); ++row) {
+      const std::int64_t source = targets[usize(row)].logits_row;
+      if (source != row) {
+        std::copy_n(logits.row(source), model_.vocab_size(), logits.row(row));
+      }
+    }
+    if (!targets.empty()) {
+      const std::span<const SampledToken> sampled = sampler_.sample(ctx_, logits, targets);
+      for (std::size_t i = 0; i < targets.size(); ++i) {
+        accept(*targets[i].seq, sampled[i]);
+      }
+    }
+  } catch (...) {
+    scheduler_.preempt_all();  // some caches may have advanced, some not
+    throw;
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const double decode_share = static_cast<double>(num_decodes) / static_cast<double>(num_rows);
+  stats_.decode_s += elapsed.count() * decode_share;
+  stats_.prefill_s += elapsed.count() * (1.0 - decode_share);
+  stats_.decode_tokens += num_decodes;
+  stats_.prefill_tokens += num_rows - num_decodes;
+  ++stats_.num_steps;
+  return events_;
+}
+
+void Engine::run_model(std::span<const ScheduledChunk> chunks) {
+  const ModelBatch batch = batch_.build(chunks, cache_);
+  const std::int64_t num_rows = batch.token_ids.size(0);
+  const F32Mat logits(logits_.as<float>().data(), {batch.logit_rows.size(0), model_.vocab_size()});
+  RoutedExperts routed{.ids = {routed_.data(), {num_rows, routed_width_}}};
+  const bool keep = routed_width_ > 0 && std::ranges::any_of(chunks, [](const auto& chunk) {
+                      return chunk.seq->request.want_routed_experts;
+                    });
+  const ArenaScope scope(*ctx_.workspace);
+  model_.forward(ctx_, logits, batch, cache_.buffers(), keep ? &routed : nullptr);
+}
+
+void Engine::keep_routed_experts(std::span<const ScheduledChunk> chunks) {
+  const std::int32_t* source = routed_.data();
+  for (const ScheduledChunk& chunk : chunks) {
+    const std::int64_t count = chunk.count * routed_width_;
+    if (chunk.seq->request.want_routed_experts) {
+      const std::int64_t begin = chunk.begin * routed_width_;
+      std::vector<std::int32_t>& ids = chunk.seq->output.routed_experts;
+      ids.resize(std::max(ids.size(), usize(begin + count)));
+      std::copy_n(source, count, ids.begin() + begin);
+    }
+    source += count;
+  }
+}
+
+std::optional<FinishReason> Engine::reason_to_finish(const Sequence& seq) const {
+  const auto ends_in = [&](const std::vector<std::int32_t>& ids) {
+    return std::ranges::find(ids, seq.all_tokens.back()) != ids.end();
+  };
+  // A stop on the last allowed token is reported as a stop.
+  if (ends_in(seq.request.stop_ids) || (!seq.request.ignore_eos && ends_in(options_.eos_ids))) {
+    return FinishReason::kStop;
+  }
+  if (seq.num_new_tokens() == seq.request.max_new_tokens) {
+    return FinishReason::kLength;
+  }
+  return std::nullopt;
+}
+
+void Engine::accept(Sequence& seq, const SampledToken& sampled) {
+  RequestOutput& output = seq.output;
+  if (sampled.token < 0) {
+    output.error = fmt::format("the model's logits at position {} are not finite", seq.length());
+    finish(seq, FinishReason::kError);
+    events_.push_back({seq.id(), -1, 0, FinishReason::kError});
+    return;
+  }
+  TDM_CHECK(sampled.token < model_.vocab_size(), sampled.token, model_.vocab_size());
+  if (seq.num_new_tokens() == 0) {
+    output.timing.first_token_s = seq.seconds_since_submit();
+  }
+  if (output.weight_spans.empty() || output.weight_version() != weight_version_) {
+    output.weight_spans.push_back({seq.num_new_tokens(), weight_version_});
+  }
+  seq.all_tokens.push_back(sampled.token);
+  if (seq.request.want_logprobs) {
+    output.logprobs.push_back(sampled.logprob);
+  }
+  const std::optional<FinishReason> reason = reason_to_finish(seq);
+  if (reason) {
+    finish(seq, *reason);
+  }
+  events_.push_back({seq.id(), sampled.token, sampled.logprob, reason});
+}
+
+void Engine::finish(Sequence& seq, FinishReason reason) {
+  scheduler_.finish(seq);
+  seq.output.finish_reason = reason;
+  seq.output.timing.total_s = seq.seconds_since_submit();
+}
+
+void Engine::run_until_idle() {
+  while (has_work()) {
+    step();
+  }
+}
+
+void Engine::on_weights_changed(std::optional<std::int64_t> version) {
+  weight_version_ = version.value_or(weight_version_ + 1);
+  scheduler_.preempt_all();
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats = stats_;
+  stats.num_preemptions = scheduler_.num_preemptions();
+  stats.num_forks = scheduler_.num_forks();
+  stats.num_running = scheduler_.num_running();
+  stats.num_waiting = scheduler_.num_waiting();
+  stats.num_free_pages = cache_.num_free_pages();
+  stats.num_free_slots = cache_.num_free_slots();
+  return stats;
+}
+
+void Engine::check_integrity() const {
+  scheduler_.check_integrity();
+  const auto unfinished = std::ranges::count_if(
+      sequences_, [](const auto& entry) { return entry.second->state != SeqState::kFinished; });
+  TDM_CHECK(unfinished == scheduler_.num_running() + scheduler_.num_waiting(), unfinished);
+}
+
+}  // namespace tandem

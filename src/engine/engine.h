@@ -1,0 +1,115 @@
+// engine.h — the generation engine: requests in, tokens out. The only header a server, a trainer or
+// a command needs, with request.h and options.h behind it.
+//
+// An Engine owns the cache memory, the queues and every request until its output is taken. It uses
+// the model and the ExecCtx for the call only and belongs to one thread. A request's tokens and
+// log-probabilities are a function of its own fields and the weights: not of the batch, the order
+// of arrival, chunk and page sizes, preemption or grouping (given ops and a model whose rows do not
+// depend on the batch).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "core/error.h"
+#include "engine/batch.h"
+#include "engine/cache/cache_manager.h"
+#include "engine/options.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/scheduler/scheduler.h"
+#include "models/model.h"
+#include "tensor/storage.h"
+
+namespace tandem {
+
+struct EngineStats {
+  std::int64_t num_steps = 0;
+  std::int64_t prefill_tokens = 0;  // rows computed, recomputation after preemption included
+  std::int64_t decode_tokens = 0;
+  double prefill_s = 0;  // a mixed step's time is split by its rows
+  double decode_s = 0;
+  std::int64_t num_preemptions = 0;
+  std::int64_t num_forks = 0;
+  std::int64_t num_running = 0;
+  std::int64_t num_waiting = 0;
+  std::int64_t num_free_pages = 0;
+  std::int64_t num_free_slots = 0;
+};
+
+class Engine {
+ public:
+  /// Allocates caches and workspace. `model` and what `ctx` points to outlive the engine.
+  /// Errors: throws Error with the sentence of plan_memory() when the options do not fit.
+  Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& options);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  /// Queues a request. Errors: a sentence that names the field and what was expected.
+  [[nodiscard]] Expected<RequestId> submit(Request request);
+  /// Queues n samples of one prompt; sample i is what submit() gives with sequence_id + i. The
+  /// prompt is computed once for as many of them as run together. Ids in order.
+  [[nodiscard]] Expected<std::vector<RequestId>> submit_group(const Request& request,
+                                                              std::int64_t n);
+
+  [[nodiscard]] bool has_work() const { return scheduler_.has_work(); }
+  /// Runs one step of at most max_batch_tokens rows; nothing without work. The events stay valid
+  /// until the next call. Errors: what the model or an op throws; every request then waits to be
+  /// computed again, so that a later step repeats the failed one.
+  std::span<const StepEvent> step();
+  void run_until_idle();
+
+  /// Ends an unfinished request as kAborted, with the tokens it has; false when there is nothing to
+  /// end (finished, taken or unknown): aborting twice does no harm.
+  bool abort(RequestId id);
+  /// The output of a finished request, which the engine then forgets.
+  [[nodiscard]] Expected<RequestOutput> take_output(RequestId id);
+
+  /// All running requests give back their caches, keep their tokens, and are computed again from
+  /// them when stepped. Frees all pages and slots.
+  void preempt_all() { scheduler_.preempt_all(); }
+  /// To be called between steps after the model's weights changed: drops everything computed with
+  /// the older ones. Unfinished requests go on under the new ones. Without an argument the version
+  /// rises by 1.
+  void on_weights_changed(std::optional<std::int64_t> version = std::nullopt);
+  [[nodiscard]] std::int64_t weight_version() const { return weight_version_; }
+
+  [[nodiscard]] EngineStats stats() const;
+  [[nodiscard]] const MemoryPlan& memory_plan() const { return plan_; }
+  [[nodiscard]] const EngineOptions& options() const { return options_; }
+  /// Every invariant of queues and caches; TDM_CHECK fails otherwise. For tests and idle moments.
+  void check_integrity() const;
+
+ private:
+  [[nodiscard]] Status validate(const Request& request) const;
+  RequestId enqueue(Request request, std::uint64_t group);
+  void run_model(std::span<const ScheduledChunk> chunks);
+  void keep_routed_experts(std::span<const ScheduledChunk> chunks);
+  void accept(Sequence& seq, const SampledToken& sampled);
+  void finish(Sequence& seq, FinishReason reason);
+  [[nodiscard]] std::optional<FinishReason> reason_to_finish(const Sequence& seq) const;
+
+  const Model& model_;
+  ExecCtx ctx_;
+  EngineOptions options_;
+  MemoryPlan plan_;
+  CacheManager cache_;
+  Scheduler scheduler_;
+  BatchBuilder batch_;
+  Sampler sampler_;
+  Storage logits_;                    // [seats, V] fp32
+  std::vector<std::int32_t> routed_;  // [max_batch_tokens, moe_layers * top_k]
+  std::int64_t routed_width_;         // moe_layers * top_k
+  std::unordered_map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;  // by id, until taken
+  std::vector<StepEvent> events_;
+  EngineStats stats_;
+  std::int64_t weight_version_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace tandem

@@ -1,0 +1,154 @@
+// engine_requests.cpp — the request boundary of the engine: validating, queueing, aborting, handing
+// out.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace tandem {
+
+namespace {
+
+Status validate_sampling(const SamplingParams& params) {
+  if (!std::isfinite(params.temperature) || params.temperature < 0) {
+    return fail("temperature is {}: expected a finite number >= 0", params.temperature);
+  }
+  if (params.top_k < 0) {
+    return fail("top_k is {}: expected 0 (off) or a positive number of tokens", params.top_k);
+  }
+  if (!(params.top_p > 0 && params.top_p <= 1)) {
+    return fail("top_p is {}: expected a number in (0, 1]", params.top_p);
+  }
+  if (!(params.min_p >= 0 && params.min_p <= 1)) {
+    return fail("min_p is {}: expected a number in [0, 1]", params.min_p);
+  }
+  return Ok{};
+}
+
+Status validate_ids(std::string_view field, std::span<const std::int32_t> ids,
+                    std::int64_t vocab_size) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_size) {
+      return fail("{}[{}] is {}: expected a token id in [0, {})", field, i, ids[i], vocab_size);
+    }
+  }
+  return Ok{};
+}
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAborted:
+      return "aborted";
+    case FinishReason::kError:
+      return "error";
+  }
+  TDM_CHECK(false, static_cast<int>(reason));
+  return "";
+}
+
+Status Engine::validate(const Request& request) const {
+  if (request.prompt.empty()) {
+    return fail("prompt is empty: expected at least one token");
+  }
+  if (Status ids = validate_ids("prompt", request.prompt, model_.vocab_size()); !ids) {
+    return ids;
+  }
+  if (Status ids = validate_ids("stop_ids", request.stop_ids, model_.vocab_size()); !ids) {
+    return ids;
+  }
+  if (request.max_new_tokens < 1) {
+    return fail("max_new_tokens is {}: expected at least 1", request.max_new_tokens);
+  }
+  // Compared without adding: max_new_tokens may be anything a client sends.
+  const std::int64_t room = options_.max_seq_len - isize(request.prompt);
+  if (request.max_new_tokens > room) {
+    return fail(
+        "max_new_tokens is {}: expected prompt ({} tokens) and response within max_seq_len "
+        "{}, so at most {}",
+        request.max_new_tokens, request.prompt.size(), options_.max_seq_len,
+        std::max<std::int64_t>(room, 0));
+  }
+  return validate_sampling(request.sampling);
+}
+
+Expected<RequestId> Engine::submit(Request request) {
+  if (Status status = validate(request); !status) {
+    return status.failure();
+  }
+  return enqueue(std::move(request), 0);
+}
+
+Expected<std::vector<RequestId>> Engine::submit_group(const Request& request, std::int64_t n) {
+  if (n < 1) {
+    return fail("n is {}: expected at least 1 sample", n);
+  }
+  if (Status status = validate(request); !status) {
+    return status.failure();
+  }
+  std::vector<RequestId> ids;
+  const std::uint64_t group = next_id_;
+  for (std::int64_t i = 0; i < n; ++i) {
+    Request sample = request;
+    sample.sequence_id += static_cast<std::uint64_t>(i);
+    ids.push_back(enqueue(std::move(sample), group));
+  }
+  return ids;
+}
+
+RequestId Engine::enqueue(Request request, std::uint64_t group) {
+  const RequestId id{next_id_++};
+  auto seq = std::make_unique<Sequence>();
+  seq->request = std::move(request);
+  seq->output.id = id;
+  seq->group = group;
+  seq->prompt_size = isize(seq->request.prompt);
+  seq->submitted_at = Sequence::Clock::now();
+  // Everything a step appends to is reserved here, so that steps do not allocate.
+  const std::int64_t max_tokens = seq->prompt_size + seq->request.max_new_tokens;
+  seq->all_tokens = std::exchange(seq->request.prompt, {});
+  seq->all_tokens.reserve(usize(max_tokens));
+  if (seq->request.want_logprobs) {
+    seq->output.logprobs.reserve(usize(seq->request.max_new_tokens));
+  }
+  if (seq->request.want_routed_experts) {
+    seq->output.routed_experts.reserve(usize((max_tokens - 1) * routed_width_));
+  }
+  seq->output.weight_spans.reserve(4);
+  scheduler_.add(*seq);
+  sequences_.emplace(value_of(id), std::move(seq));
+  return id;
+}
+
+bool Engine::abort(RequestId id) {
+  const auto found = sequences_.find(value_of(id));
+  if (found == sequences_.end() || found->second->state == SeqState::kFinished) {
+    return false;
+  }
+  finish(*found->second, FinishReason::kAborted);
+  return true;
+}
+
+Expected<RequestOutput> Engine::take_output(RequestId id) {
+  const auto found = sequences_.find(value_of(id));
+  if (found == sequences_.end()) {
+    return fail("request {}: unknown, or its output was taken", value_of(id));
+  }
+  Sequence& seq = *found->second;
+  if (seq.state != SeqState::kFinished) {
+    return fail("request {}: not finished, {} of {} new tokens", value_of(id), seq.num_new_tokens(),
+                seq.request.max_new_tokens);
+  }
+  RequestOutput output = std::move(seq.output);
+  output.tokens.assign(seq.all_tokens.begin() + seq.prompt_size, seq.all_tokens.end());
+  sequences_.erase(found);
+  return output;
+}
+
+}  // namespace tandem

@@ -1,0 +1,126 @@
+#include "engine/options.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/checked_cast.h"
+
+namespace tandem {
+
+namespace {
+
+// Ids and rows are int32 in the ops contract; with every extent below 2^30 no product of two here
+// leaves int64.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 30;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Pages when the caller gave none. 0: cache_bytes does not even hold the state slots.
+std::int64_t default_pages(const EngineOptions& options, std::int64_t page_bytes,
+                           std::int64_t state_bytes, std::int64_t pages_per_seq) {
+  const std::int64_t enough = options.num_seats() * pages_per_seq;
+  if (options.cache_bytes == 0) {
+    return enough;
+  }
+  const std::int64_t left = std::max<std::int64_t>(options.cache_bytes - state_bytes, 0);
+  return page_bytes == 0 ? enough : std::min(enough, left / page_bytes);
+}
+
+std::string mib(std::int64_t bytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+}
+
+}  // namespace
+
+Status EngineOptions::validate() const {
+  std::string problems;
+  const auto require = [&](const char* field, std::int64_t value, std::int64_t least) {
+    if (value < least || value > kMaxExtent) {
+      problems += fmt::format("{}{} is {}: expected {} to {}", problems.empty() ? "" : "; ", field,
+                              value, least, kMaxExtent);
+    }
+  };
+  require("max_batch_tokens", max_batch_tokens, 1);
+  require("max_running_seqs", max_running_seqs, 1);
+  require("max_seq_len", max_seq_len, 2);
+  require("page_size", page_size, 1);
+  require("num_pages", num_pages, 0);
+  require("num_state_slots", num_state_slots, 0);
+  if (cache_bytes < 0) {
+    problems += fmt::format("{}cache_bytes is {}: expected 0 (no limit) or a number of bytes",
+                            problems.empty() ? "" : "; ", cache_bytes);
+  }
+  if (!problems.empty()) {
+    return fail("engine options: {}", problems);
+  }
+  return Ok{};
+}
+
+std::int64_t EngineOptions::num_seats() const {
+  const std::int64_t seats = std::min(max_running_seqs, max_batch_tokens);
+  return num_state_slots == 0 ? seats : std::min(seats, num_state_slots);
+}
+
+Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options) {
+  if (Status status = options.validate(); !status) {
+    return status.failure();
+  }
+  for (const std::int32_t id : options.eos_ids) {
+    if (id < 0 || id >= model.vocab_size()) {
+      return fail("engine options: eos_ids has {}: expected token ids in [0, {})", id,
+                  model.vocab_size());
+    }
+  }
+  const CacheSpec& spec = model.cache_spec();
+  const std::int64_t pages_per_seq = ceil_div(options.max_seq_len, options.page_size);
+  MemoryPlan plan;
+  plan.weight_bytes = model.footprint().weight_bytes;
+  plan.page_size = options.page_size;
+  plan.page_bytes = options.page_size * spec.bytes_per_token();
+  plan.num_slots = options.num_state_slots == 0 ? options.num_seats() : options.num_state_slots;
+  plan.slot_bytes = spec.bytes_per_sequence();
+  const std::int64_t state_bytes = plan.num_slots * plan.slot_bytes;
+  plan.num_pages = options.num_pages != 0
+                       ? options.num_pages
+                       : default_pages(options, plan.page_bytes, state_bytes, pages_per_seq);
+  const std::int64_t needed = state_bytes + pages_per_seq * plan.page_bytes;
+  if (options.cache_bytes != 0 &&
+      state_bytes + plan.num_pages * plan.page_bytes > options.cache_bytes) {
+    return fail(
+        "engine options: cache_bytes is {}: expected at least {} for {} state slots and {} "
+        "pages",
+        options.cache_bytes, std::max(needed, state_bytes + plan.num_pages * plan.page_bytes),
+        plan.num_slots, std::max(plan.num_pages, pages_per_seq));
+  }
+  if (plan.num_pages < pages_per_seq) {
+    return fail(
+        "engine options: {} pages of {} tokens: expected at least {} pages ({} bytes of "
+        "cache with {} state slots), so that one sequence of max_seq_len {} fits",
+        plan.num_pages, plan.page_size, pages_per_seq, needed, plan.num_slots, options.max_seq_len);
+  }
+  if (plan.num_pages * plan.page_size > std::numeric_limits<std::int32_t>::max()) {
+    return fail("engine options: {} pages of {} tokens: expected fewer than 2^31 cached tokens",
+                plan.num_pages, plan.page_size);
+  }
+  const std::int64_t seats = options.num_seats();
+  const std::int64_t batch_ints =
+      2 * options.max_batch_tokens + seats * (pages_per_seq + 4) + 1 +
+      options.max_batch_tokens * model.moe_layers() * model.experts_per_token();
+  plan.workspace_bytes = 4 * (seats * model.vocab_size() + batch_ints);
+  return plan;
+}
+
+std::string MemoryPlan::to_string() const {
+  return fmt::format(
+      "weights      {:>14}\n"
+      "latent pages {:>14}  {} pages of {} tokens, {} bytes each\n"
+      "state slots  {:>14}  {} slots, {} bytes each\n"
+      "workspace    {:>14}  logits and batch arrays\n"
+      "total        {:>14}\n",
+      mib(weight_bytes), mib(num_pages * page_bytes), num_pages, page_size, page_bytes,
+      mib(num_slots * slot_bytes), num_slots, slot_bytes, mib(workspace_bytes), mib(total_bytes()));
+}
+
+}  // namespace tandem

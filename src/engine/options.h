@@ -1,0 +1,53 @@
+// options.h — limits of an engine and the memory that follows from them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "models/model.h"
+
+namespace tandem {
+
+/// None of these changes any result, only speed and memory.
+struct EngineOptions {
+  std::int64_t max_batch_tokens = 512;  // token rows of a step: decode rows first, then prefill
+  std::int64_t max_running_seqs = 32;   // sequences that hold cache memory at once
+  std::int64_t max_seq_len = 4096;      // tokens, prompt and response together
+  std::int64_t page_size = 16;          // tokens in a page of latent rows
+  std::int64_t num_pages = 0;           // 0: from cache_bytes, or so many that nothing is preempted
+  std::int64_t cache_bytes = 0;         // pages and state slots together; 0: no limit but num_pages
+  std::int64_t num_state_slots = 0;     // 0: one for every running sequence
+  std::vector<std::int32_t> eos_ids = {};  // end a response unless Request::ignore_eos
+  std::int64_t first_weight_version = 0;   // what tokens are stamped with until the weights change
+
+  /// All problems at once, each naming the field and what was expected.
+  [[nodiscard]] Status validate() const;
+  /// Sequences that can run at once. Each running sequence is fed at least one row a step, so a
+  /// prefill never starves decodes, nor they it.
+  [[nodiscard]] std::int64_t num_seats() const;
+};
+
+/// What an engine allocates for a model, decided before any of it is allocated.
+struct MemoryPlan {
+  std::int64_t weight_bytes = 0;  // the model's, already resident
+  std::int64_t num_pages = 0;
+  std::int64_t page_size = 0;
+  std::int64_t page_bytes = 0;  // one page
+  std::int64_t num_slots = 0;
+  std::int64_t slot_bytes = 0;       // one state slot
+  std::int64_t workspace_bytes = 0;  // logits, routed experts and batch arrays; without the arena
+
+  [[nodiscard]] std::int64_t total_bytes() const {
+    return weight_bytes + num_pages * page_bytes + num_slots * slot_bytes + workspace_bytes;
+  }
+  /// A table of a few lines for people.
+  [[nodiscard]] std::string to_string() const;
+};
+
+/// Errors: what validate() says; eos ids outside the vocabulary; less cache than one sequence of
+/// max_seq_len needs.
+[[nodiscard]] Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options);
+
+}  // namespace tandem

@@ -1,0 +1,82 @@
+// request.h — what is asked of the engine and what comes back. Token ids only: text, stop strings
+// and templates belong to the layers above.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/ids.h"
+#include "ops/sample.h"
+
+namespace tandem {
+
+struct Request {
+  std::vector<std::int32_t> prompt = {};  // token ids in [0, vocab)
+  SamplingParams sampling = {};           // temperature below 1e-6 is greedy
+  std::int64_t max_new_tokens = 128;
+
+  // The draw at position p of the sequence (prompt included) uses mix_key({seed, sequence_id, p}).
+  // The caller gives both numbers, so a result never depends on the order of arrival; and a
+  // response that is resumed later as a longer prompt draws the same tokens as an undisturbed one.
+  std::uint64_t seed = 0;
+  std::uint64_t sequence_id = 0;
+
+  std::vector<std::int32_t> stop_ids = {};  // end the response besides EngineOptions::eos_ids
+  bool ignore_eos = false;  // eos_ids do not stop; stop_ids still do. No logit is masked
+
+  bool want_logprobs = false;
+  bool want_routed_experts = false;
+};
+
+enum class FinishReason { kStop, kLength, kAborted, kError };
+/// "stop", "length", "aborted", "error".
+[[nodiscard]] std::string_view finish_reason_name(FinishReason reason);
+
+/// Tokens from `first_token` of the response up to the next span were sampled under `version`.
+struct WeightSpan {
+  std::int64_t first_token = 0;
+  std::int64_t version = 0;
+};
+
+/// Seconds since submit().
+struct RequestTiming {
+  double queued_s = 0;       // until the first time it ran
+  double first_token_s = 0;  // until its first token (TTFT); 0 when it has none
+  double total_s = 0;        // until it finished
+};
+
+struct RequestOutput {
+  RequestId id{};
+  std::vector<std::int32_t> tokens;  // the response, including the token that stopped it
+  // Natural log of softmax(logits / temperature) over the full vocabulary, before top-k, top-p and
+  // min-p; for a greedy request the temperature is 1. [tokens], empty unless want_logprobs.
+  std::vector<float> logprobs;
+  FinishReason finish_reason = FinishReason::kStop;
+  std::string error;  // one sentence; only for kError
+  // [prompt + tokens - 1, moe_layers * top_k]: the experts every fed token was routed to (the last
+  // token is never fed). Rows recomputed after a weight change are those of the newer weights. An
+  // aborted request has the rows computed so far. Empty unless want_routed_experts.
+  std::vector<std::int32_t> routed_experts;
+  std::vector<WeightSpan> weight_spans;  // one unless the weights changed midway; empty: no token
+  std::int64_t num_preemptions = 0;
+  std::int64_t shared_prompt_tokens = 0;  // prompt tokens taken from a group member's prefill
+  RequestTiming timing;
+
+  /// Version under which the last token was sampled; -1 when there is none.
+  [[nodiscard]] std::int64_t weight_version() const {
+    return weight_spans.empty() ? -1 : weight_spans.back().version;
+  }
+};
+
+/// What one step did to one request, for streaming.
+struct StepEvent {
+  RequestId id{};
+  std::int32_t token = -1;  // -1: no token (an error ended the request)
+  float logprob = 0;        // of `token`, as in RequestOutput::logprobs
+  std::optional<FinishReason> finish;
+};
+
+}  // namespace tandem

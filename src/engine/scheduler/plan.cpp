@@ -1,0 +1,98 @@
+// plan.cpp — choosing the rows of a step: decodes, prefills, admissions.
+#include <algorithm>
+
+#include "engine/scheduler/scheduler.h"
+
+namespace tandem {
+
+std::span<const ScheduledChunk> Scheduler::plan() {
+  chunks_.clear();
+  rows_left_ = max_batch_tokens_;
+  preempted_ = false;
+  plan_decodes();
+  plan_prefills();
+  if (!preempted_) {
+    admit();
+  }
+  TDM_CHECK(!chunks_.empty() || !has_work(), running_.size(), waiting_.size());
+  return chunks_;
+}
+
+void Scheduler::schedule(Sequence& seq, std::int64_t count) {
+  TDM_CHECK(count > 0 && count <= rows_left_, count, rows_left_);
+  chunks_.push_back({&seq, seq.cache.length, count});
+  rows_left_ -= count;
+}
+
+void Scheduler::plan_decodes() {
+  // preempt_newest() shortens running_ from the back, so nothing scheduled so far is ever taken
+  // away and `seq` itself goes last.
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    Sequence& seq = *running_[i];
+    if (!seq.in_decode()) {
+      continue;
+    }
+    while (seq.state == SeqState::kRunning && !cache_.extend(seq.cache, seq.length())) {
+      preempt_newest();
+    }
+    if (seq.state == SeqState::kRunning) {
+      schedule(seq, 1);
+    }
+  }
+}
+
+void Scheduler::plan_prefills() {
+  for (Sequence* seq : running_) {
+    if (rows_left_ > 0 && !seq->in_decode() && seq->leader == nullptr) {
+      schedule(*seq, std::min(seq->num_pending(), rows_left_));
+    }
+  }
+}
+
+void Scheduler::admit() {
+  while (!waiting_.empty() && num_running() < num_seats_) {
+    Sequence& seq = *waiting_.front();
+    const Sequence* leader = find_leader(seq);
+    const bool follows = leader != nullptr;
+    if ((!follows && rows_left_ == 0) || !has_pages_for(seq, follows)) {
+      return;
+    }
+    const bool opened =
+        follows ? cache_.open_fork(seq.cache, seq.length()) : cache_.open(seq.cache, seq.length());
+    if (!opened) {
+      return;
+    }
+    waiting_.pop_front();
+    running_.push_back(&seq);
+    seq.state = SeqState::kRunning;
+    seq.leader = leader;
+    if (!seq.has_run) {
+      seq.has_run = true;
+      seq.output.timing.queued_s = seq.seconds_since_submit();
+    }
+    if (!follows) {
+      schedule(seq, std::min(seq.num_pending(), rows_left_));
+    }
+  }
+}
+
+const Sequence* Scheduler::find_leader(const Sequence& seq) const {
+  if (seq.group == 0 || seq.num_new_tokens() > 0) {
+    return nullptr;
+  }
+  const auto found = std::ranges::find_if(running_, [&](const Sequence* other) {
+    return other->group == seq.group && other->leader == nullptr && other->num_new_tokens() == 0;
+  });
+  return found == running_.end() ? nullptr : *found;
+}
+
+bool Scheduler::has_pages_for(const Sequence& seq, bool follows) const {
+  if (running_.empty()) {
+    return true;  // alone it fits; open() checks
+  }
+  // A follower needs its last page now, or a page for its first token soon.
+  const std::int64_t needed = follows ? 1 : cache_.pages_for(seq.length() + 1);
+  return cache_.num_free_pages() >= needed + num_running();
+}
+
+}  // namespace tandem

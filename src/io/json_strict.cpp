@@ -1,0 +1,103 @@
+#include "io/json_strict.h"
+
+#include <optional>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace tandem::detail {
+namespace {
+
+using nlohmann::json;
+
+/// Offset of the first bracket that nests deeper than `max_depth`. Brackets inside strings do not
+/// count.
+std::optional<std::size_t> too_deep_at(std::string_view text, int max_depth) {
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > max_depth) {
+        return i;
+      }
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return std::nullopt;
+}
+
+/// Remembers the keys of every open object; the library itself keeps the last of two equal keys.
+class DuplicateKeys {
+ public:
+  bool operator()(json::parse_event_t event, const json& value) {
+    if (event == json::parse_event_t::object_start) {
+      open_.emplace_back();
+    } else if (event == json::parse_event_t::object_end) {
+      open_.pop_back();
+    } else if (event == json::parse_event_t::key) {
+      const auto& key = value.get_ref<const std::string&>();
+      if (!open_.back().insert(key).second && !found_) {
+        found_ = key;
+      }
+    }
+    return true;
+  }
+  [[nodiscard]] const std::optional<std::string>& found() const { return found_; }
+
+ private:
+  std::vector<std::unordered_set<std::string>> open_;
+  std::optional<std::string> found_;
+};
+
+}  // namespace
+
+Expected<json> parse_json_strict(std::string_view text, int max_depth) {
+  if (text.starts_with("\xEF\xBB\xBF")) {
+    return fail("expected JSON, found a byte order mark");
+  }
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
+    return fail("at byte {}: expected JSON, found a NUL byte", nul);
+  }
+  if (const auto deep = too_deep_at(text, max_depth)) {
+    return fail("at byte {}: nested deeper than {} levels", *deep, max_depth);
+  }
+  DuplicateKeys duplicates;
+  try {
+    json document = json::parse(text, [&](int /*depth*/, json::parse_event_t event, json& value) {
+      return duplicates(event, value);
+    });
+    if (duplicates.found()) {
+      return fail("duplicate key {}", show_text(*duplicates.found()));
+    }
+    return document;
+  } catch (const json::exception& error) {
+    return fail("bad JSON: {}", show_text(error.what()));
+  }
+}
+
+std::string show_text(std::string_view text) {
+  constexpr std::size_t kMaxShown = 120;
+  std::string out = "\"";
+  for (const char c : text.substr(0, kMaxShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  out += text.size() > kMaxShown ? "...\"" : "\"";
+  return out;
+}
+
+}  // namespace tandem::detail

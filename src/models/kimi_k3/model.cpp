@@ -1,0 +1,143 @@
+#include "models/kimi_k3/model.h"
+
+#include <algorithm>
+
+#include "models/kimi_k3/pass.h"
+#include "nn/activations.h"
+#include "ops/act.h"
+#include "ops/embed.h"
+
+namespace tandem::kimi_k3 {
+
+using nn::take_mat;
+
+void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
+                       LayerSaved& saved) const {
+  if (layer.kda) {
+    nn::KdaCacheView view;
+    if (!pass.training()) {
+      const StateBuffer& buffer = pass.cache->state_layers[layer.cache_index];
+      const StateSpec& spec = cache_spec_.state_layers[layer.cache_index];
+      view = {{buffer.states, pass.cache->num_slots, spec.num_heads, spec.key_dim, spec.value_dim},
+              buffer.conv};
+    }
+    saved.kda =
+        layer.kda->forward(ctx, y, x, pass.seqs, pass.training() ? nullptr : &view, *pass.keep);
+    return;
+  }
+  nn::MlaCacheUse use;
+  if (!pass.training()) {
+    use = {{pass.cache->latent_layers[layer.cache_index], pass.batch->page_table,
+            pass.cache->page_size},
+           pass.batch->slot_mapping,
+           {pass.seqs.cu_seqlens, pass.batch->kv_lens}};
+  }
+  saved.mla = layer.mla->forward(ctx, y, x, pass.seqs.cu_seqlens, pass.training() ? nullptr : &use,
+                                 *pass.keep);
+}
+
+void KimiK3::run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
+                     LayerSaved& saved) const {
+  if (layer.mlp) {
+    saved.mlp = layer.mlp->forward(ctx, y, x, *pass.keep);
+    return;
+  }
+  nn::Routing routing;
+  if (pass.routed != nullptr) {
+    const std::int64_t top_k = config_.num_experts_per_token;
+    routing = {pass.routed->ids.cols(layer.moe_index * top_k, top_k), pass.routed->replay};
+  }
+  saved.moe = layer.moe->forward(ctx, y, x, pass.routed != nullptr ? &routing : nullptr,
+                                 pass.training(), *pass.keep);
+}
+
+/// One layer of kimi-k3.md 2.2. In training every P is kept (the backward reads them); in inference
+/// P is updated in place and all else is dropped at the end of each sub-layer.
+void KimiK3::run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t index,
+                       Pass& pass) const {
+  Arena& keep = *pass.keep;
+  const std::int64_t rows = pass.num_rows();
+  const std::int64_t width = config_.hidden_size;
+  LayerSaved& saved = pass.saved.emplace_back();
+  saved.prefix_in = pass.prefix;
+  const bool push = index % config_.attn_res_block_size == 0;
+
+  // Runs fn(y), then P <- P + y (or y when P is empty).
+  const auto sub_layer = [&](bool prefix_is_empty, auto&& fn) {
+    const F32Mat next =
+        prefix_is_empty || pass.training() ? take_mat(keep, rows, width) : pass.prefix;
+    const Arena::Mark mark = keep.mark();
+    const F32Mat y = prefix_is_empty || pass.training() ? next : take_mat(keep, rows, width);
+    fn(y);
+    if (!prefix_is_empty) {
+      ops::add(ctx, next, pass.prefix, y);
+    }
+    pass.prefix = next;
+    if (!pass.training()) {
+      keep.rewind(mark);
+    }
+  };
+  sub_layer(push, [&](F32Mat y) {
+    ConstF32Mat h = pass.prefix;
+    if (!pass.bank.empty()) {
+      const F32Mat mixed = take_mat(keep, rows, width);
+      layer.self_attention_res.forward(ctx, mixed, pass.sources());
+      h = mixed;
+    }
+    saved.mixer_in = h;
+    if (push) {  // the row stored is P, not h, and after h was computed
+      pass.bank.push_back(pass.prefix);
+    }
+    const F32Mat x = take_mat(keep, rows, width);
+    layer.input_layernorm.forward(ctx, x, h);
+    run_mixer(ctx, layer, y, x, pass, saved);
+  });
+  saved.prefix_mid = pass.prefix;
+  sub_layer(false, [&](F32Mat y) {
+    const F32Mat h = take_mat(keep, rows, width);
+    layer.mlp_res.forward(ctx, h, pass.sources());
+    saved.ffn_in = h;
+    const F32Mat x = take_mat(keep, rows, width);
+    layer.post_attention_layernorm.forward(ctx, x, h);
+    run_ffn(ctx, layer, y, x, pass, saved);
+  });
+  saved.prefix_out = pass.prefix;
+}
+
+/// All layers and the last aggregate; returns the aggregate h, before the final norm.
+ConstF32Mat KimiK3::run_layers(const ExecCtx& ctx, Pass& pass) const {
+  const F32Mat embedded = take_mat(*pass.keep, pass.num_rows(), config_.hidden_size);
+  ops::embed(ctx, embedded, embed_, pass.token_ids);
+  pass.prefix = embedded;
+  pass.saved.reserve(layers_.size());
+  for (std::size_t index = 0; index < layers_.size(); ++index) {
+    run_layer(ctx, layers_[index], static_cast<std::int64_t>(index), pass);
+  }
+  const F32Mat h = take_mat(*pass.keep, pass.num_rows(), config_.hidden_size);
+  output_attn_res_.forward(ctx, h, pass.sources());
+  return h;
+}
+
+void KimiK3::forward(const ExecCtx& ctx, F32Mat logits, const ModelBatch& batch,
+                     const CacheBuffers& cache, RoutedExperts* routed) const {
+  Arena& work = *ctx.workspace;
+  const ArenaScope scope(work);
+  Pass pass{batch.token_ids, batch.seqs, &batch, &cache, routed, &work, {}, {}, {}};
+  const ConstF32Mat h = run_layers(ctx, pass);
+
+  const std::int64_t num_logit_rows = batch.logit_rows.size(0);
+  const F32Mat picked = take_mat(work, num_logit_rows, config_.hidden_size);
+  for (std::int64_t r = 0; r < num_logit_rows; ++r) {
+    const std::int64_t row = batch.logit_rows(r);
+    std::copy_n(h.row(row), config_.hidden_size, picked.row(r));
+  }
+  const F32Mat hidden = take_mat(work, num_logit_rows, config_.hidden_size);
+  norm_.forward(ctx, hidden, picked);
+  head(ctx, logits, hidden);
+}
+
+void KimiK3::head(const ExecCtx& ctx, F32Mat logits, ConstF32Mat hidden) const {
+  lm_head_.forward(ctx, logits, hidden);
+}
+
+}  // namespace tandem::kimi_k3

@@ -1,0 +1,21 @@
+// registry.h — from a checkpoint folder to a model, by the model_type of its config.json.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "core/error.h"
+#include "models/model.h"
+
+namespace tandem {
+
+struct LoadOptions {
+  bool trainable =
+      false;  // keep fp32 masters and gradients; 4/8-bit weights are dequantised into them
+};
+
+/// Errors: a Failure naming the folder, file, field or tensor and what was expected.
+Expected<std::unique_ptr<Model>> load_model(const ExecCtx& ctx, const std::string& dir,
+                                            LoadOptions options);
+
+}  // namespace tandem

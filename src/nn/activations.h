@@ -1,0 +1,34 @@
+// activations.h — views into an arena. A layer's forward puts what its backward needs into the
+// arena it is given: the trainer's activation arena in training, a scope of the workspace (dropped
+// at once) in inference. The code is the same.
+#pragma once
+
+#include "core/arena.h"
+#include "tensor/view.h"
+
+namespace tandem::nn {
+
+[[nodiscard]] inline F32Mat take_mat(Arena& arena, std::int64_t rows, std::int64_t cols) {
+  return {arena.take<float>(rows * cols).data(), {rows, cols}};
+}
+[[nodiscard]] inline I32Mat take_i32_mat(Arena& arena, std::int64_t rows, std::int64_t cols) {
+  return {arena.take<std::int32_t>(rows * cols).data(), {rows, cols}};
+}
+[[nodiscard]] inline F32Cube take_cube(Arena& arena, std::int64_t a, std::int64_t b,
+                                       std::int64_t c) {
+  return {arena.take<float>(a * b * c).data(), {a, b, c}};
+}
+
+/// [T, H * W] seen as [T, H, W].
+template <typename T>
+[[nodiscard]] TensorView<T, 3> as_heads(TensorView<T, 2> x, std::int64_t num_heads) {
+  const std::int64_t width = x.size(1) / num_heads;
+  return {x.data(), {x.size(0), num_heads, width}, {x.stride(0), width, 1}};
+}
+/// [T, H, W] with packed heads seen as [T, H * W].
+template <typename T>
+[[nodiscard]] TensorView<T, 2> flatten_heads(TensorView<T, 3> x) {
+  return {x.data(), {x.size(0), x.size(1) * x.size(2)}, {x.stride(0), 1}};
+}
+
+}  // namespace tandem::nn

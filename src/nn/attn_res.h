@@ -1,0 +1,26 @@
+// attn_res.h — one Attention Residuals site: a key norm weight and a pseudo-query.   Source:
+// kimi-k3.md 3.
+#pragma once
+
+#include "nn/parameter.h"
+#include "ops/attn_res.h"
+
+namespace tandem::nn {
+
+struct AttnRes {
+  Parameter* norm = nullptr;  // [D]
+  Parameter* proj = nullptr;  // [1, D]
+  float eps = 1e-5F;
+
+  void forward(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources) const {
+    ops::attn_res(ctx, out, sources, norm->value_vec(), proj->value_vec(), eps);
+  }
+  /// d_sources are accumulated.
+  void backward(const ExecCtx& ctx, std::span<const F32Mat> d_sources, ConstF32Mat d_out,
+                std::span<const ConstF32Mat> sources) const {
+    ops::attn_res_bwd(ctx, d_sources, norm->grad_vec(), proj->grad_vec(), d_out, sources,
+                      norm->value_vec(), proj->value_vec(), eps);
+  }
+};
+
+}  // namespace tandem::nn

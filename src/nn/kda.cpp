@@ -1,0 +1,137 @@
+#include "nn/kda.h"
+
+#include <array>
+#include <cmath>
+
+#include "nn/activations.h"
+#include "ops/conv1d.h"
+#include "ops/norm.h"
+
+namespace tandem::nn {
+namespace {
+
+constexpr float kL2Eps = 1e-6F;  // added to the sum of squares (kimi-k3.md 1.3)
+
+}  // namespace
+
+KdaInputs Kda::inputs(const Saved& saved) const {
+  const std::int64_t p = width();
+  return {as_heads(saved.q, num_heads), as_heads(saved.k, num_heads),
+          as_heads(saved.qkv_conv.cols(2 * p, p), num_heads), as_heads(saved.g, num_heads),
+          saved.beta};
+}
+
+Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBatch& seqs,
+                        const KdaCacheView* cache, Arena& keep) const {
+  const std::int64_t rows = x.size(0);
+  const std::int64_t p = width();
+  const F32Mat qkv = take_mat(keep, rows, 3 * p);
+  const F32Mat qkv_conv = take_mat(keep, rows, 3 * p);
+  const std::array<const Linear*, 3> projections{&q_proj, &k_proj, &v_proj};
+  const std::array<Parameter*, 3> filters{q_conv1d, k_conv1d, v_conv1d};
+  for (std::int64_t i = 0; i < 3; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    projections[at]->forward(ctx, qkv.cols(i * p, p), x);
+    const F32Cube state = cache != nullptr ? cache->conv.cols(i * p, p) : F32Cube{};
+    ops::conv1d(ctx, qkv_conv.cols(i * p, p), qkv.cols(i * p, p), filters[at]->value_mat(), state,
+                seqs);
+  }
+
+  const F32Mat q = take_mat(keep, rows, p);
+  const F32Mat k = take_mat(keep, rows, p);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
+  ops::l2_norm(ctx, as_heads(q, num_heads), as_heads(qkv_conv.cols(0, p), num_heads), scale,
+               kL2Eps);
+  ops::l2_norm(ctx, as_heads(k, num_heads), as_heads(qkv_conv.cols(p, p), num_heads), 1.0F, kL2Eps);
+
+  const F32Mat f_a = take_mat(keep, rows, f_a_proj.out());
+  const F32Mat f = take_mat(keep, rows, p);
+  const F32Mat g = take_mat(keep, rows, p);
+  const F32Mat beta = take_mat(keep, rows, num_heads);
+  f_a_proj.forward(ctx, f_a, x);
+  f_b_proj.forward(ctx, f, f_a);
+  ops::kda_gate(ctx, as_heads(g, num_heads), as_heads(f, num_heads), a_log_used(),
+                dt_bias->value_vec(), gate);
+  b_proj.forward(ctx, beta, x);
+  ops::kda_beta(ctx, beta, beta);
+
+  const F32Mat o = take_mat(keep, rows, p);
+  const F32Mat gate_out = take_mat(keep, rows, p);
+  const F32Mat normed = take_mat(keep, rows, p);
+  g_proj.forward(ctx, gate_out, x);
+  Saved saved{x, qkv, qkv_conv, q, k, f_a, f, g, beta, o, gate_out, normed, nullptr};
+  float* checkpoints = nullptr;
+  if (cache == nullptr) {
+    checkpoints =
+        keep.take<float>(kda_num_checkpoints(seqs) * num_heads * head_dim * head_dim).data();
+    saved.checkpoints = checkpoints;
+  }
+  ops::kda_recurrent(ctx, as_heads(o, num_heads), inputs(saved),
+                     cache != nullptr ? cache->states : KdaStatePool{}, seqs, checkpoints);
+  ops::rms_norm_gated(ctx, as_heads(normed, num_heads), as_heads(o, num_heads),
+                      as_heads(gate_out, num_heads), o_norm->value_vec(), norm_eps);
+  o_proj.forward(ctx, y, normed);
+  return saved;
+}
+
+void Kda::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const SeqBatch& seqs,
+                   const Saved& saved) const {
+  using enum Linear::InputGrad;
+  Arena& work = *ctx.workspace;
+  const ArenaScope scope(work);
+  const std::int64_t rows = d_y.size(0);
+  const std::int64_t p = width();
+
+  const F32Mat d_normed = take_mat(work, rows, p);
+  const F32Mat d_o = take_mat(work, rows, p);
+  const F32Mat d_gate_out = take_mat(work, rows, p);
+  o_proj.backward(ctx, d_normed, d_y, saved.normed, kOverwrite);
+  ops::rms_norm_gated_bwd(ctx, as_heads(d_o, num_heads), as_heads(d_gate_out, num_heads),
+                          o_norm->grad_vec(), as_heads(ConstF32Mat(d_normed), num_heads),
+                          as_heads(saved.o, num_heads), as_heads(saved.gate_out, num_heads),
+                          o_norm->value_vec(), norm_eps);
+  g_proj.backward(ctx, d_x, d_gate_out, saved.x, kOverwrite);
+
+  const F32Mat d_qkv = take_mat(work, rows, 3 * p);
+  const F32Mat d_g = take_mat(work, rows, p);
+  const F32Mat d_beta = take_mat(work, rows, num_heads);
+  backward_core(ctx, d_qkv, d_g, d_beta, d_o, seqs, saved);
+
+  const std::array<const Linear*, 3> projections{&q_proj, &k_proj, &v_proj};
+  const std::array<Parameter*, 3> filters{q_conv1d, k_conv1d, v_conv1d};
+  const F32Mat d_raw = take_mat(work, rows, p);
+  for (std::int64_t i = 0; i < 3; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    ops::conv1d_bwd(ctx, d_raw, filters[at]->grad_mat(), d_qkv.cols(i * p, p),
+                    saved.qkv.cols(i * p, p), filters[at]->value_mat(), seqs);
+    projections[at]->backward(ctx, d_x, d_raw, saved.x, kAccumulate);
+  }
+
+  const F32Mat d_f = take_mat(work, rows, p);
+  const F32Mat d_f_a = take_mat(work, rows, f_a_proj.out());
+  const F32Vec d_a_log{A_log->grad().data(), {num_heads}};
+  ops::kda_gate_bwd(ctx, as_heads(d_f, num_heads), d_a_log, dt_bias->grad_vec(),
+                    as_heads(ConstF32Mat(d_g), num_heads), as_heads(saved.f, num_heads),
+                    a_log_used(), dt_bias->value_vec(), gate);
+  f_b_proj.backward(ctx, d_f_a, d_f, saved.f_a, kOverwrite);
+  f_a_proj.backward(ctx, d_x, d_f_a, saved.x, kAccumulate);
+  const F32Mat d_b = take_mat(work, rows, num_heads);
+  ops::kda_beta_bwd(ctx, d_b, d_beta, saved.beta);
+  b_proj.backward(ctx, d_x, d_b, saved.x, kAccumulate);
+}
+
+/// From d_o to the gradients of the convolution outputs (q | k | v), of g and of beta.
+void Kda::backward_core(const ExecCtx& ctx, F32Mat d_qkv, F32Mat d_g, F32Mat d_beta,
+                        ConstF32Mat d_o, const SeqBatch& seqs, const Saved& saved) const {
+  const std::int64_t p = width();
+  const F32Cube d_q = as_heads(d_qkv.cols(0, p), num_heads);
+  const F32Cube d_k = as_heads(d_qkv.cols(p, p), num_heads);
+  const F32Cube d_v = as_heads(d_qkv.cols(2 * p, p), num_heads);
+  ops::kda_recurrent_bwd(ctx, {d_q, d_k, d_v, as_heads(d_g, num_heads), d_beta},
+                         as_heads(d_o, num_heads), inputs(saved), seqs, saved.checkpoints);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
+  ops::l2_norm_bwd(ctx, d_q, d_q, as_heads(saved.qkv_conv.cols(0, p), num_heads), scale, kL2Eps);
+  ops::l2_norm_bwd(ctx, d_k, d_k, as_heads(saved.qkv_conv.cols(p, p), num_heads), 1.0F, kL2Eps);
+}
+
+}  // namespace tandem::nn

@@ -1,0 +1,145 @@
+#include "ops/kda.h"
+
+#include "ops/op_table.h"
+
+namespace tandem {
+namespace {
+
+/// Rows may lie apart (column slices of a wider matrix) but the channels of a head are contiguous.
+template <typename T>
+void check_cube(const TensorView<T, 3>& x, std::int64_t rows, std::int64_t heads,
+                std::int64_t channels) {
+  TDM_CHECK(x.size(0) == rows && x.size(1) == heads && x.size(2) == channels, x.size(0), x.size(1),
+            x.size(2), rows, heads, channels);
+  TDM_CHECK(channels <= 1 || x.stride(2) == 1, x.stride(2));
+}
+
+void check_seqs(const SeqBatch& seqs, std::int64_t rows) {
+  TDM_CHECK(seqs.cu_seqlens.size(0) >= 1 && seqs.cu_seqlens(0) == 0, seqs.cu_seqlens.size(0));
+  TDM_CHECK(seqs.num_rows() == rows, seqs.num_rows(), rows);
+  for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
+    TDM_CHECK(seqs.length(b) >= 0, b, seqs.length(b));
+  }
+}
+
+void check_inputs(const KdaInputs& in, std::int64_t rows, std::int64_t heads, std::int64_t values) {
+  const std::int64_t keys = in.q.size(2);
+  TDM_CHECK(keys > 0 && values > 0 && heads > 0, keys, values, heads);
+  check_cube(in.q, rows, heads, keys);
+  check_cube(in.k, rows, heads, keys);
+  check_cube(in.g, rows, heads, keys);
+  check_cube(in.v, rows, heads, values);
+  TDM_CHECK(in.beta.size(0) == rows && in.beta.size(1) == heads, in.beta.size(0), in.beta.size(1));
+}
+
+void check_pool(const KdaStatePool& pool, const SeqBatch& seqs, const KdaInputs& in) {
+  if (!seqs.keeps_state()) {
+    return;
+  }
+  TDM_CHECK(seqs.state_slots.size(0) == seqs.num_seqs(), seqs.state_slots.size(0), seqs.num_seqs());
+  TDM_CHECK(pool.data != nullptr);
+  TDM_CHECK(pool.num_heads == in.q.size(1) && pool.key_dim == in.q.size(2) &&
+                pool.value_dim == in.v.size(2),
+            pool.num_heads, pool.key_dim, pool.value_dim, in.q.size(1), in.q.size(2), in.v.size(2));
+  for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
+    const std::int64_t slot = seqs.state_slots(b);
+    TDM_CHECK(slot >= -1 && slot < pool.num_slots, b, slot, pool.num_slots);
+  }
+}
+
+void check_gate(ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias) {
+  TDM_CHECK(f.size(2) <= 1 || f.stride(2) == 1, f.stride(2));
+  TDM_CHECK(a_log.size(0) == f.size(1), a_log.size(0), f.size(1));
+  TDM_CHECK(dt_bias.size(0) == f.size(1) * f.size(2), dt_bias.size(0), f.size(1), f.size(2));
+  TDM_CHECK(dt_bias.contiguous() && a_log.contiguous());
+}
+
+}  // namespace
+
+std::int64_t kda_num_checkpoints(const SeqBatch& seqs) {
+  std::int64_t count = 0;
+  for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
+    count += (seqs.length(b) + kKdaCheckpointRows - 1) / kKdaCheckpointRows;
+  }
+  return count;
+}
+
+namespace ops {
+
+void kda_gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
+              KdaGateParams params) {
+  check_gate(f, a_log, dt_bias);
+  check_cube(g, f.size(0), f.size(1), f.size(2));
+  const ProfileScope scope(ctx.profiler, "kda_gate");
+  ctx.ops->kda.gate(ctx, g, f, a_log, dt_bias, params);
+}
+
+void kda_gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
+                  ConstF32Cube d_g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
+                  KdaGateParams params) {
+  check_gate(f, a_log, dt_bias);
+  check_cube(d_f, f.size(0), f.size(1), f.size(2));
+  check_cube(d_g, f.size(0), f.size(1), f.size(2));
+  TDM_CHECK(d_a_log.size(0) == a_log.size(0) && d_dt_bias.size(0) == dt_bias.size(0),
+            d_a_log.size(0), d_dt_bias.size(0));
+  TDM_CHECK(d_a_log.contiguous() && d_dt_bias.contiguous());
+  const ProfileScope scope(ctx.profiler, "kda_gate_bwd");
+  ctx.ops->kda.gate_bwd(ctx, d_f, d_a_log, d_dt_bias, d_g, f, a_log, dt_bias, params);
+}
+
+void kda_beta(const ExecCtx& ctx, F32Mat beta, ConstF32Mat b) {
+  TDM_CHECK(beta.shape() == b.shape(), beta.size(0), beta.size(1), b.size(0), b.size(1));
+  const ProfileScope scope(ctx.profiler, "kda_beta");
+  ctx.ops->kda.beta(ctx, beta, b);
+}
+
+void kda_beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat beta) {
+  TDM_CHECK(d_b.shape() == beta.shape() && d_beta.shape() == beta.shape(), beta.size(0),
+            beta.size(1));
+  const ProfileScope scope(ctx.profiler, "kda_beta_bwd");
+  ctx.ops->kda.beta_bwd(ctx, d_b, d_beta, beta);
+}
+
+void kda_recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
+                   const SeqBatch& seqs, float* checkpoints) {
+  check_inputs(in, o.size(0), o.size(1), o.size(2));
+  check_cube(o, o.size(0), o.size(1), o.size(2));
+  check_seqs(seqs, o.size(0));
+  check_pool(pool, seqs, in);
+  const ProfileScope scope(ctx.profiler, "kda_recurrent");
+  ctx.ops->kda.recurrent(ctx, o, in, pool, seqs, checkpoints);
+}
+
+void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
+               const SeqBatch& seqs) {
+  check_inputs(in, o.size(0), o.size(1), o.size(2));
+  check_cube(o, o.size(0), o.size(1), o.size(2));
+  check_seqs(seqs, o.size(0));
+  check_pool(pool, seqs, in);
+  const ProfileScope scope(ctx.profiler, "kda_chunk");
+  ctx.ops->kda.chunk(ctx, o, in, pool, seqs);
+}
+
+void kda_recurrent_bwd(const ExecCtx& ctx, const KdaGrads& grads, ConstF32Cube d_o,
+                       const KdaInputs& in, const SeqBatch& seqs, const float* checkpoints) {
+  const std::int64_t rows = d_o.size(0);
+  const std::int64_t heads = d_o.size(1);
+  const std::int64_t keys = in.q.size(2);
+  const std::int64_t values = d_o.size(2);
+  check_inputs(in, rows, heads, values);
+  check_cube(d_o, rows, heads, values);
+  check_cube(grads.d_q, rows, heads, keys);
+  check_cube(grads.d_k, rows, heads, keys);
+  check_cube(grads.d_g, rows, heads, keys);
+  check_cube(grads.d_v, rows, heads, values);
+  TDM_CHECK(grads.d_beta.size(0) == rows && grads.d_beta.size(1) == heads, grads.d_beta.size(0),
+            grads.d_beta.size(1));
+  check_seqs(seqs, rows);
+  TDM_CHECK(!seqs.keeps_state(), seqs.state_slots.size(0));
+  TDM_CHECK(checkpoints != nullptr || rows == 0);
+  const ProfileScope scope(ctx.profiler, "kda_recurrent_bwd");
+  ctx.ops->kda.recurrent_bwd(ctx, grads, d_o, in, seqs, checkpoints);
+}
+
+}  // namespace ops
+}  // namespace tandem

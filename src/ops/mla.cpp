@@ -1,0 +1,114 @@
+#include "ops/mla.h"
+
+#include "ops/op_table.h"
+
+namespace tandem {
+namespace {
+
+template <typename T, int Rank>
+void check_dense_rows(const TensorView<T, Rank>& x) {
+  TDM_CHECK(x.size(Rank - 1) <= 1 || x.stride(Rank - 1) == 1, x.stride(Rank - 1));
+}
+
+void check_cu_seqlens(ConstI32Vec cu_seqlens, std::int64_t rows) {
+  TDM_CHECK(cu_seqlens.size(0) >= 1 && cu_seqlens(0) == 0, cu_seqlens.size(0));
+  const std::int64_t num_seqs = cu_seqlens.size(0) - 1;
+  for (std::int64_t b = 0; b < num_seqs; ++b) {
+    TDM_CHECK(cu_seqlens(b) <= cu_seqlens(b + 1), b, cu_seqlens(b), cu_seqlens(b + 1));
+  }
+  TDM_CHECK(cu_seqlens(num_seqs) == rows, cu_seqlens(num_seqs), rows);
+}
+
+void check_pages(const MlaCacheView& cache, const MlaBatch& batch) {
+  const std::int64_t num_seqs = batch.cu_seqlens.size(0) - 1;
+  TDM_CHECK(cache.page_size >= 1, cache.page_size);
+  TDM_CHECK(batch.kv_lens.size(0) == num_seqs && cache.page_table.size(0) == num_seqs,
+            batch.kv_lens.size(0), cache.page_table.size(0), num_seqs);
+  for (std::int64_t b = 0; b < num_seqs; ++b) {
+    const std::int64_t keys = batch.kv_lens(b);
+    const std::int64_t rows = batch.cu_seqlens(b + 1) - batch.cu_seqlens(b);
+    TDM_CHECK(keys == 0 || keys >= rows, b, keys, rows);
+    const std::int64_t pages = (keys + cache.page_size - 1) / cache.page_size;
+    TDM_CHECK(pages <= cache.page_table.size(1), b, keys, cache.page_table.size(1));
+    for (std::int64_t page = 0; page < pages; ++page) {
+      const std::int64_t id = cache.page_table(b, page);
+      TDM_CHECK(id >= 0 && (id + 1) * cache.page_size <= cache.rows.size(0), b, page, id);
+    }
+  }
+}
+
+}  // namespace
+
+namespace ops {
+
+void mla_store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_mapping) {
+  TDM_CHECK(rows.size(1) == kv.size(1), rows.size(1), kv.size(1));
+  TDM_CHECK(slot_mapping.size(0) == kv.size(0), slot_mapping.size(0), kv.size(0));
+  check_dense_rows(rows);
+  check_dense_rows(kv);
+  for (std::int64_t t = 0; t < slot_mapping.size(0); ++t) {
+    TDM_CHECK(slot_mapping(t) >= -1 && slot_mapping(t) < rows.size(0), t, slot_mapping(t));
+  }
+  const ProfileScope scope(ctx.profiler, "mla_store");
+  ctx.ops->mla.store(ctx, rows, kv, slot_mapping);
+}
+
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+                  const MlaCacheView& cache, const MlaBatch& batch, float scale) {
+  TDM_CHECK(q.size(2) == cache.rows.size(1) && o_lat.size(2) <= q.size(2) && o_lat.size(2) > 0,
+            q.size(2), cache.rows.size(1), o_lat.size(2));
+  TDM_CHECK(o_lat.size(0) == q.size(0) && o_lat.size(1) == q.size(1), o_lat.size(0), o_lat.size(1));
+  TDM_CHECK(lse.empty() || (lse.size(0) == q.size(0) && lse.size(1) == q.size(1)), lse.size(0),
+            lse.size(1));
+  check_dense_rows(q);
+  check_dense_rows(o_lat);
+  check_dense_rows(cache.rows);
+  check_cu_seqlens(batch.cu_seqlens, q.size(0));
+  check_pages(cache, batch);
+  const ProfileScope scope(ctx.profiler, "mla_absorbed");
+  ctx.ops->mla.absorbed(ctx, o_lat, lse, q, cache, batch, scale);
+}
+
+void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
+                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
+                      ConstI32Vec cu_seqlens, float scale) {
+  TDM_CHECK(d_q.shape() == q.shape() && d_o_lat.shape() == o_lat.shape(), q.size(0), q.size(1),
+            q.size(2));
+  TDM_CHECK(q.size(2) == kv.size(1) && q.size(0) == kv.size(0) && d_kv.shape() == kv.shape(),
+            q.size(2), kv.size(0), kv.size(1));
+  TDM_CHECK(o_lat.size(0) == q.size(0) && o_lat.size(1) == q.size(1) && o_lat.size(2) <= q.size(2),
+            o_lat.size(0), o_lat.size(1), o_lat.size(2));
+  TDM_CHECK(lse.size(0) == q.size(0) && lse.size(1) == q.size(1), lse.size(0), lse.size(1));
+  check_dense_rows(d_q);
+  check_dense_rows(d_kv);
+  check_dense_rows(d_o_lat);
+  check_dense_rows(q);
+  check_dense_rows(kv);
+  check_dense_rows(o_lat);
+  check_cu_seqlens(cu_seqlens, q.size(0));
+  const ProfileScope scope(ctx.profiler, "mla_absorbed_bwd");
+  ctx.ops->mla.absorbed_bwd(ctx, d_q, d_kv, d_o_lat, q, kv, o_lat, lse, cu_seqlens, scale);
+}
+
+void mla_expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope,
+                  ConstF32Mat k_shared, ConstF32Cube v, ConstI32Vec cu_seqlens, float scale) {
+  const std::int64_t rows = q.size(0);
+  const std::int64_t heads = q.size(1);
+  TDM_CHECK(k_nope.size(0) == rows && k_nope.size(1) == heads && k_shared.size(0) == rows,
+            k_nope.size(0), k_nope.size(1), k_shared.size(0));
+  TDM_CHECK(k_nope.size(2) + k_shared.size(1) == q.size(2), k_nope.size(2), k_shared.size(1),
+            q.size(2));
+  TDM_CHECK(v.size(0) == rows && v.size(1) == heads && o.shape() == v.shape(), v.size(0), v.size(1),
+            v.size(2));
+  check_dense_rows(o);
+  check_dense_rows(q);
+  check_dense_rows(k_nope);
+  check_dense_rows(k_shared);
+  check_dense_rows(v);
+  check_cu_seqlens(cu_seqlens, rows);
+  const ProfileScope scope(ctx.profiler, "mla_expanded");
+  ctx.ops->mla.expanded(ctx, o, q, k_nope, k_shared, v, cu_seqlens, scale);
+}
+
+}  // namespace ops
+}  // namespace tandem

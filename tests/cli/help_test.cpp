@@ -1,0 +1,84 @@
+// The command line itself: help, version, usage errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/cli_support.h"
+
+namespace tandem {
+namespace {
+
+using test::Outcome;
+using test::run_tandem;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class Subcommand : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Subcommand, HasHelpAndTheGlobalOptions) {
+  const Outcome outcome = run_tandem({GetParam(), "--help"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(outcome.out, HasSubstr(std::string("Usage: tandem ") + GetParam()));
+  for (const char* option : {"--threads", "--log-level", "--profile"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(option));
+  }
+}
+
+TEST_P(Subcommand, WithoutArgumentsIsAUsageError) {
+  const Outcome outcome = run_tandem({GetParam()});
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, StartsWith("tandem: "));
+  EXPECT_THAT(outcome.err, HasSubstr(std::string("Try: tandem ") + GetParam() + " --help"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Subcommand,
+                         ::testing::Values("init", "inspect", "generate", "chat", "sft", "rl",
+                                           "report", "demo-data"),
+                         [](const auto& chosen) {
+                           std::string name = chosen.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST(CommandLine, HelpListsEverySubcommand) {
+  const Outcome outcome = run_tandem({"--help"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const char* name :
+       {"init", "inspect", "generate", "chat", "sft", "rl", "report", "demo-data"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("\n  ") + name + " "));
+  }
+}
+
+TEST(CommandLine, Version) {
+  const Outcome outcome = run_tandem({"--version"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, ::testing::MatchesRegex("tandem [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(CommandLine, UsageErrorsExitWith2) {
+  EXPECT_EQ(run_tandem({}).exit_code, 2);
+  EXPECT_EQ(run_tandem({"fly"}).exit_code, 2);
+  const Outcome unknown = run_tandem({"init", "k3-nano", "x", "--sed", "1"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("--sed"));
+  const Outcome wrong = run_tandem({"generate", "x", "--prompt", "a", "--temperature", "-1"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--temperature"));
+  const Outcome no_prompt = run_tandem({"generate", "x"});
+  EXPECT_EQ(no_prompt.exit_code, 2);
+  EXPECT_THAT(no_prompt.err, HasSubstr("--prompt"));
+}
+
+TEST(CommandLine, HelpConfigListsTheKeys) {
+  for (const char* name : {"sft", "rl"}) {
+    const Outcome outcome = run_tandem({name, "--help-config"});
+    EXPECT_EQ(outcome.exit_code, 0);
+    for (const char* key : {"[model]", "prompt_data (", "lr (", "max_tokens_per_microbatch ("}) {
+      EXPECT_THAT(outcome.out, HasSubstr(key));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,52 @@
+// allocation_test.cpp — a warmed-up step takes no memory from the heap: every operator new of this
+// executable is counted.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "engine_rig.h"
+
+namespace {
+std::atomic<std::int64_t> num_allocations{0};
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace tandem::test {
+namespace {
+
+TEST(Allocation, StepsTakeNoMemory) {
+  Rig rig;
+  rig.model.check_batches = false;  // the checks themselves use sets
+  const auto engine = rig.engine(small_options());
+  ASSERT_TRUE(engine->submit(make_request(5, 3)).ok());
+  engine->run_until_idle();  // warm-up: the arena gets its block
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    ASSERT_TRUE(engine->submit(make_request(5, 20 + static_cast<std::int64_t>(i), i)).ok());
+  }
+  // Everything is reserved at submit: neither prefill nor decode nor finishing takes anything. No
+  // assertion before the last reading, as a failing one allocates.
+  const std::int64_t before = num_allocations.load();
+  engine->run_until_idle();
+  const std::int64_t after = num_allocations.load();
+  const auto counted = std::make_unique<int>(1);
+  const std::int64_t after_one = num_allocations.load();
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(after_one, after + *counted);  // the counter counts
+  EXPECT_GT(engine->stats().decode_tokens, 100);
+}
+
+}  // namespace
+}  // namespace tandem::test

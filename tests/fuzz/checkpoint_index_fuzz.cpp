@@ -1,0 +1,9 @@
+#include <cstddef>
+#include <cstdint>
+
+#include "fuzz/targets.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  tandem::fuzz::run_checkpoint_index({reinterpret_cast<const char*>(data), size});
+  return 0;
+}
