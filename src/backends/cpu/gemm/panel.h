@@ -51,8 +51,9 @@ inline constexpr std::int64_t kKBlock = 512;  // reduction indices between two v
   return 0;
 }
 
+/// Bytes of one scale.
 [[nodiscard]] constexpr std::int64_t scale_bytes(WeightFormat format) {
-  return format == WeightFormat::kFp8Block ? 4 : 1;
+  return scale_block(format) == 0 ? 0 : format == WeightFormat::kFp8Block ? 4 : 1;
 }
 
 [[nodiscard]] constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {

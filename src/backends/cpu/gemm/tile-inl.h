@@ -229,12 +229,14 @@ struct Tile {
   }
 };
 
-/// Whether a tile's accumulators and operands fit the register file; a single panel always may.
+/// Whether a tile's accumulators, values and scales, and three more, fit the register file; a
+/// single panel always may.
 template <typename Format>
 constexpr bool fits(int rows, int panels) {
   constexpr int kRegisters = kVectors == 2 ? 16 : 32;
-  const int operands = Format::kGroup == 1 ? panels : 2 * panels + 1;  // words, scales, table
-  return panels == 1 || (rows * panels + operands) * kVectors + 2 <= kRegisters;
+  const bool scaled = scale_block(Format::kFormat) > 0 && !Format::kScaledSums;
+  const int operands = scaled ? 2 * panels : panels;
+  return panels == 1 || (rows * panels + operands) * kVectors + 3 <= kRegisters;
 }
 
 /// The most panels that a tile of this height takes at once.
