@@ -224,13 +224,14 @@ RlTrainer::Logprobs RlTrainer::logprobs_of(Model& model, std::span<const Sample>
   return result;
 }
 
-RlTrainer::Mismatch RlTrainer::compare(std::span<const Sample> samples, const Logprobs& old) {
-  Mismatch mismatch;
+LogprobMismatch compare_logprobs(std::span<const Sample> samples,
+                                 std::span<const std::vector<float>> old) {
+  LogprobMismatch mismatch;
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    TDM_CHECK(samples[i].rollout_logprobs.size() == old.per_sample[i].size());
-    for (std::size_t t = 0; t < old.per_sample[i].size(); ++t) {
-      const double x = static_cast<double>(old.per_sample[i][t]) -
-                       static_cast<double>(samples[i].rollout_logprobs[t]);
+    TDM_CHECK(samples[i].rollout_logprobs.size() == old[i].size());
+    for (std::size_t t = 0; t < old[i].size(); ++t) {
+      const double x =
+          static_cast<double>(old[i][t]) - static_cast<double>(samples[i].rollout_logprobs[t]);
       // NaN must not hide behind std::max.
       mismatch.max_abs = std::isfinite(x) ? std::max(mismatch.max_abs, std::abs(x))
                                           : std::numeric_limits<double>::infinity();
@@ -413,7 +414,8 @@ RlStep RlTrainer::evaluate_before_training() {
   const auto start = Clock::now();
   RlStep result;
   evaluate(result);
-  const Mismatch mismatch = compare(result.eval_samples, logprobs_of(model_, result.eval_samples));
+  const LogprobMismatch mismatch =
+      compare_logprobs(result.eval_samples, logprobs_of(model_, result.eval_samples).per_sample);
   result.metrics.logprob_mismatch_max = mismatch.max_abs;
   result.metrics.train_rollout_kl =
       mismatch.kl_sum / static_cast<double>(std::max<std::int64_t>(1, mismatch.num_tokens));
@@ -435,7 +437,7 @@ RlStep RlTrainer::step() {
   train_on(result.samples, old, reference, metrics);
   metrics.time_train_s = seconds_since(train_start);
 
-  const Mismatch mismatch = compare(result.samples, old);
+  const LogprobMismatch mismatch = compare_logprobs(result.samples, old.per_sample);
   const double num_tokens = static_cast<double>(std::max<std::int64_t>(1, mismatch.num_tokens));
   metrics.step = ++step_;
   metrics.logprob_mismatch_max = mismatch.max_abs;

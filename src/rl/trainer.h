@@ -33,6 +33,18 @@ struct RlStep {
   std::vector<Sample> eval_samples;  // sampled ones, when evaluated
 };
 
+/// How far the trainer's log-probabilities are from the sampler's; all zero when the arithmetic is
+/// the same.
+struct LogprobMismatch {
+  double max_abs = 0;  // infinite when a difference is not a number
+  double kl_sum = 0;   // k3 of old - rollout, summed over tokens
+  double abs_sum = 0;
+  std::int64_t num_tokens = 0;
+};
+/// Shapes: old [samples][response tokens].
+[[nodiscard]] LogprobMismatch compare_logprobs(std::span<const Sample> samples,
+                                               std::span<const std::vector<float>> old);
+
 /// "rollout", "train", "evaluate": `done` of `total`.
 using RlProgress =
     std::function<void(std::string_view phase, std::int64_t done, std::int64_t total)>;
@@ -65,18 +77,11 @@ class RlTrainer {
   struct Logprobs {
     std::vector<std::vector<float>> per_sample;  // [samples][response tokens]
   };
-  struct Mismatch {
-    double max_abs = 0;
-    double kl_sum = 0;  // k3 of old - rollout
-    double abs_sum = 0;
-    std::int64_t num_tokens = 0;
-  };
 
   std::vector<Sample> collect_rollout(StepMetrics& metrics);
   std::vector<Sample> generate(std::span<const Problem* const> problems, std::uint64_t seed,
                                std::int64_t first_group);
   Logprobs logprobs_of(Model& model, std::span<const Sample> samples);
-  static Mismatch compare(std::span<const Sample> samples, const Logprobs& old);
   void train_on(std::span<const Sample> samples, const Logprobs& old, const Logprobs& reference,
                 StepMetrics& metrics);
   void evaluate(RlStep& result);
