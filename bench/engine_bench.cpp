@@ -5,7 +5,8 @@
 //
 // Decode starts from 128-token prompts and runs 64 tokens a sequence. Bytes a token needs: the
 // packed weights it reads (active experts only) plus its recurrent states, read and written, and
-// its latent rows. Medians of kRounds.
+// its latent rows. Medians of kRounds; after each figure
+// the share of each op (of the whole phase, prefill of the prompts included).
 
 #include <algorithm>
 #include <chrono>
@@ -135,7 +136,8 @@ double decode_step_seconds(Engine& engine, const Model& model, std::int64_t batc
 int run(const std::string& dir, int threads) {
   ThreadPool pool(threads);
   Arena workspace;
-  const ExecCtx ctx{&cpu_backend(), &pool, &workspace, nullptr};
+  Profiler profiler;
+  const ExecCtx ctx{&cpu_backend(), &pool, &workspace, &profiler};
   const auto model = load_model(ctx, dir, {}).value_or_throw();
   const ModelFootprint footprint = model->footprint();
   const double token_bytes = static_cast<double>(
@@ -155,9 +157,10 @@ int run(const std::string& dir, int threads) {
     prefill.push_back(
         512 / prefill_seconds(prefill_engine, *model, 512, static_cast<std::uint64_t>(round) + 1));
   }
-  fmt::print("prefill 512: {:.1f} tok/s\n", median(prefill));
+  fmt::print("prefill 512: {:.1f} tok/s\n{}", median(prefill), profiler.table());
   double batch1 = 0;
   for (const std::int64_t batch : {1, 8, 16}) {
+    profiler.clear();
     Engine engine(*model, ctx, options_for(batch, kPromptTokens + kDecodeTokens + 8));
     std::vector<double> rates;
     for (int round = 0; round < kRounds; ++round) {
@@ -173,7 +176,7 @@ int run(const std::string& dir, int threads) {
       fmt::print("  {:.2f} GB/s = {:.0f}% of {:.2f} GB/s read", rate * token_bytes / 1e9,
                  100 * rate * token_bytes / 1e9 / median(read), median(read));
     }
-    fmt::print("\n");
+    fmt::print("\n{}", profiler.table());
   }
   return 0;
 }

@@ -204,6 +204,8 @@ RoutedExperts replay_view(std::vector<std::int32_t>& ids, std::int64_t rows) {
 RlTrainer::Logprobs RlTrainer::logprobs_of(Model& model, std::span<const Sample> samples) {
   Logprobs result;
   result.per_sample.resize(samples.size());
+  double entropy_sum = 0;
+  std::int64_t num_tokens = 0;
   TokenPass other(model);
   TokenPass& pass = &model == &model_ ? pass_ : other;
   const auto batches = pack(samples, config_.train.max_tokens_per_microbatch);
@@ -215,12 +217,15 @@ RlTrainer::Logprobs RlTrainer::logprobs_of(Model& model, std::span<const Sample>
     const auto forward =
         pass.forward(ctx_, batch, static_cast<float>(config_.rollout.rollout_temperature),
                      ids.empty() ? nullptr : &routed);
+    entropy_sum += std::accumulate(forward.entropies.begin(), forward.entropies.end(), 0.0);
+    num_tokens += isize(forward.entropies);
     for (std::size_t b = 0; b < batch.sequences.size(); ++b) {
       result.per_sample[usize(batch.sequences[b])].assign(
           forward.logprobs.begin() + batch.cu_targets[b],
           forward.logprobs.begin() + batch.cu_targets[b + 1]);
     }
   }
+  result.entropy_mean = entropy_sum / static_cast<double>(std::max<std::int64_t>(1, num_tokens));
   return result;
 }
 
@@ -414,8 +419,9 @@ RlStep RlTrainer::evaluate_before_training() {
   const auto start = Clock::now();
   RlStep result;
   evaluate(result);
-  const LogprobMismatch mismatch =
-      compare_logprobs(result.eval_samples, logprobs_of(model_, result.eval_samples).per_sample);
+  const Logprobs old = logprobs_of(model_, result.eval_samples);
+  const LogprobMismatch mismatch = compare_logprobs(result.eval_samples, old.per_sample);
+  result.metrics.entropy = old.entropy_mean;
   result.metrics.logprob_mismatch_max = mismatch.max_abs;
   result.metrics.train_rollout_kl =
       mismatch.kl_sum / static_cast<double>(std::max<std::int64_t>(1, mismatch.num_tokens));
@@ -436,6 +442,8 @@ RlStep RlTrainer::step() {
       reference_ != nullptr ? logprobs_of(*reference_, result.samples) : Logprobs{};
   train_on(result.samples, old, reference, metrics);
   metrics.time_train_s = seconds_since(train_start);
+
+  metrics.entropy = old.entropy_mean;
 
   const LogprobMismatch mismatch = compare_logprobs(result.samples, old.per_sample);
   const double num_tokens = static_cast<double>(std::max<std::int64_t>(1, mismatch.num_tokens));

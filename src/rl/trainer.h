@@ -76,6 +76,7 @@ class RlTrainer {
  private:
   struct Logprobs {
     std::vector<std::vector<float>> per_sample;  // [samples][response tokens]
+    double entropy_mean = 0;                     // nats a token, over all of them
   };
 
   std::vector<Sample> collect_rollout(StepMetrics& metrics);

@@ -318,7 +318,7 @@ struct CheckpointConfig {
   void visit_fields(Visitor&& visit) {
     visit("save", save, "folder of the trainer's checkpoints; empty = <run>/checkpoints");
     visit("save_interval", save_interval,
-          "rollouts (RL) or steps (SFT) between saves; unset = at the end");
+          "rollouts (RL) or steps (SFT) between saves; unset: each rollout, and the end of SFT");
     visit("save_retain_interval", save_retain_interval,
           "keep for ever every save that this divides");
     visit("save_hf", save_hf, "folder for the final safetensors export; empty = <run>/model");
