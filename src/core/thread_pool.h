@@ -1,6 +1,6 @@
 // thread_pool.h — fork-join over fixed blocks of work. Which thread runs a block never changes a
 // result: callers cut work by its own size, not by the thread count. The caller works too; idle
-// workers sleep on a futex after a bounded spin (about 20 us), so a machine shared with other work
+// workers sleep on a futex after a bounded spin (100 us), so a machine shared with other work
 // slows down in proportion instead of collapsing on spin barriers.
 #pragma once
 
