@@ -10,6 +10,9 @@ namespace {
 std::atomic<std::int64_t> num_allocations{0};
 }  // namespace
 
+// g++ 12 inlines one of the pair below at low optimisation levels and then takes the other for a
+// mismatch.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void* operator new(std::size_t bytes) {
   num_allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) {
