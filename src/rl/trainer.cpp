@@ -135,7 +135,6 @@ std::vector<Sample> RlTrainer::collect_rollout(StepMetrics& metrics) {
   const std::uint64_t seed = mix_key({static_cast<std::uint64_t>(config_.train.seed),
                                       kRolloutStream, static_cast<std::uint64_t>(step_)});
   std::vector<Sample> kept;
-  std::vector<Sample> all_drawn_metrics;
   MetricSet drops;
   for (std::int64_t round = 0; isize(kept) < wanted * n; ++round) {
     if (round == kMaxSamplingRounds) {
@@ -195,9 +194,23 @@ std::vector<std::int32_t> routed_of(std::span<const Sample> samples, const Micro
   return ids;
 }
 
-RoutedExperts replay_view(std::vector<std::int32_t>& ids, std::int64_t rows) {
-  return {I32Mat{ids.data(), {rows, isize(ids) / rows}}, true};
-}
+/// The experts a micro-batch is to use: those of the rollout under R3, else the trainer's own. Must
+/// outlive the backward, which reads the ids again.
+class Replay {
+ public:
+  Replay(bool enabled, std::span<const Sample> samples, const MicroBatch& batch) {
+    if (enabled) {
+      ids_ = routed_of(samples, batch);
+      const std::int64_t rows = isize(batch.token_ids);
+      view_ = {I32Mat{ids_.data(), {rows, isize(ids_) / rows}}, true};
+    }
+  }
+  [[nodiscard]] RoutedExperts* get() { return ids_.empty() ? nullptr : &view_; }
+
+ private:
+  std::vector<std::int32_t> ids_;
+  RoutedExperts view_;
+};
 
 }  // namespace
 
@@ -210,13 +223,9 @@ RlTrainer::Logprobs RlTrainer::logprobs_of(Model& model, std::span<const Sample>
   TokenPass& pass = &model == &model_ ? pass_ : other;
   const auto batches = pack(samples, config_.train.max_tokens_per_microbatch);
   for (const MicroBatch& batch : batches) {
-    std::vector<std::int32_t> ids = config_.algo.use_rollout_routing_replay
-                                        ? routed_of(samples, batch)
-                                        : std::vector<std::int32_t>{};
-    RoutedExperts routed = ids.empty() ? RoutedExperts{} : replay_view(ids, isize(batch.token_ids));
-    const auto forward =
-        pass.forward(ctx_, batch, static_cast<float>(config_.rollout.rollout_temperature),
-                     ids.empty() ? nullptr : &routed);
+    Replay replay(config_.algo.use_rollout_routing_replay, samples, batch);
+    const auto forward = pass.forward(
+        ctx_, batch, static_cast<float>(config_.rollout.rollout_temperature), replay.get());
     entropy_sum += std::accumulate(forward.entropies.begin(), forward.entropies.end(), 0.0);
     num_tokens += isize(forward.entropies);
     for (std::size_t b = 0; b < batch.sequences.size(); ++b) {
@@ -280,13 +289,9 @@ PolicyLossStats RlTrainer::accumulate_gradients(const OptimizerBatch& batch) {
   }
   PolicyLossStats stats;
   for (const MicroBatch& micro : pack(trained, config_.train.max_tokens_per_microbatch)) {
-    std::vector<std::int32_t> ids = config_.algo.use_rollout_routing_replay
-                                        ? routed_of(trained, micro)
-                                        : std::vector<std::int32_t>{};
-    RoutedExperts routed = ids.empty() ? RoutedExperts{} : replay_view(ids, isize(micro.token_ids));
-    const auto forward =
-        pass_.forward(ctx_, micro, static_cast<float>(config_.rollout.rollout_temperature),
-                      ids.empty() ? nullptr : &routed);
+    Replay replay(config_.algo.use_rollout_routing_replay, trained, micro);
+    const auto forward = pass_.forward(
+        ctx_, micro, static_cast<float>(config_.rollout.rollout_temperature), replay.get());
     std::vector<float> old;
     std::vector<float> rollout;
     std::vector<float> reference;

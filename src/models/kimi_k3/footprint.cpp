@@ -6,7 +6,6 @@ namespace tandem::kimi_k3 {
 
 ModelFootprint KimiK3::footprint() const {
   ModelFootprint footprint;
-  const std::int64_t inactive = config_.num_experts - config_.num_experts_per_token;
   for (const TensorEntry& entry : tensor_table(config_, config_.linear_attn_config.num_heads)) {
     footprint.num_parameters += entry.numel();
     const bool expert = entry.role == TensorRole::kExpertIn || entry.role == TensorRole::kExpertOut;
@@ -48,8 +47,7 @@ ModelFootprint KimiK3::footprint() const {
   const std::int64_t embed_bytes =
       embed_.rows * embed_.cols * (embed_.format == WeightFormat::kBF16 ? 2 : 4);
   footprint.weight_bytes = footprint.decode_read_bytes + expert_bytes + embed_bytes;
-  footprint.decode_read_bytes +=
-      expert_bytes * (config_.num_experts - inactive) / config_.num_experts;
+  footprint.decode_read_bytes += expert_bytes * config_.num_experts_per_token / config_.num_experts;
   return footprint;
 }
 
