@@ -7,12 +7,14 @@
 // With 1 thread times are CPU time of the thread: comparable even on a machine shared with others.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <cblas.h>
@@ -38,6 +40,8 @@ double now(bool cpu_time) {
 
 constexpr int kRounds = 7;
 constexpr double kRoundSeconds = 0.02;  // at least, a side and round
+// Idle OpenBLAS workers spin for about 2^26 cycles; what follows them would share a core with them.
+constexpr std::chrono::milliseconds kSettle{80};
 
 double seconds_of(bool cpu_time, const std::function<void()>& fn, std::int64_t repeats) {
   const double start = now(cpu_time);
@@ -58,6 +62,8 @@ std::vector<double> medians(bool cpu_time, const std::vector<std::function<void(
   std::vector<std::vector<double>> samples(fns.size());
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < fns.size(); ++i) {
+      std::this_thread::sleep_for(kSettle);
+      fns[i]();
       samples[i].push_back(seconds_of(cpu_time, fns[i], repeats[i]));
     }
   }

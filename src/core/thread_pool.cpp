@@ -1,5 +1,7 @@
 #include "core/thread_pool.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -32,6 +34,20 @@ void wait_change(const std::atomic<T>& atomic, T value) {
   atomic.wait(value, std::memory_order_acquire);
 }
 
+/// Moves the calling thread off `cpu` if it may run elsewhere. Kernels like to wake a thread beside
+/// its waker, where it would get a turn only once the waker's time slice is over.
+void leave_cpu(int cpu) {
+  cpu_set_t allowed;
+  if (cpu < 0 || sched_getcpu() != cpu || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+    return;
+  }
+  cpu_set_t others = allowed;
+  CPU_CLR(static_cast<std::size_t>(cpu), &others);
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0) {
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+  }
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
@@ -54,6 +70,7 @@ void ThreadPool::run(std::int64_t num_blocks, BlockFn fn, const void* context) {
   context_ = context;
   num_blocks_ = num_blocks;
   next_.store(0, std::memory_order_relaxed);
+  caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
   gate_.store(kOpen, std::memory_order_release);
   job_.fetch_add(1, std::memory_order_release);
   job_.notify_all();
@@ -92,6 +109,7 @@ void ThreadPool::worker_loop(int thread) {
     if ((gate & kOpen) == 0) {
       continue;  // the job ended before this worker woke
     }
+    leave_cpu(caller_cpu_.load(std::memory_order_relaxed));
     work(thread);
     gate_.fetch_sub(1, std::memory_order_acq_rel);
     gate_.notify_all();

@@ -1,7 +1,8 @@
 // thread_pool.h — fork-join over fixed blocks of work. Which thread runs a block never changes a
 // result: callers cut work by its own size, not by the thread count. The caller works too; idle
 // workers sleep on a futex after a bounded spin (100 us), so a machine shared with other work
-// slows down in proportion instead of collapsing on spin barriers.
+// slows down in proportion instead of collapsing on spin barriers. A worker that was woken on the
+// caller's CPU moves to another one first.
 #pragma once
 
 #include <atomic>
@@ -59,6 +60,7 @@ class ThreadPool {
   alignas(64) std::atomic<std::uint32_t> job_{0};  // bumped when a job opens; workers wait on it
   alignas(64) std::atomic<std::uint32_t> gate_{0};
   alignas(64) std::atomic<std::int64_t> next_{0};
+  std::atomic<int> caller_cpu_{-1};
   std::atomic<bool> stop_{false};
   std::vector<std::jthread> workers_;  // last: its threads use every field above
 };
