@@ -1,9 +1,9 @@
 #include "core/thread_pool.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
+
+#include <sched.h>
 
 namespace tandem {
 namespace {
