@@ -1,14 +1,8 @@
 #include "core/arena.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 
 namespace tandem {
-
-void Arena::FreeAligned::operator()(std::byte* pointer) const {
-  std::free(pointer);
-}
 
 std::size_t Arena::capacity_bytes() const {
   std::size_t total = 0;
@@ -26,11 +20,8 @@ void* Arena::take_bytes(std::size_t bytes) {
   }
   if (current_ == blocks_.size()) {
     const std::size_t size = std::max(bytes, block_bytes_);
-    auto* raw = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size));
-    if (raw == nullptr) {
-      throw std::bad_alloc();
-    }
-    blocks_.push_back({std::unique_ptr<std::byte, FreeAligned>(raw), size});
+    auto* raw = static_cast<std::byte*>(device_->allocate(size));
+    blocks_.push_back({DevicePtr(raw, {device_}), size});
     used_ = 0;
   }
   std::byte* result = blocks_[current_].data.get() + used_;

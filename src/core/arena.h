@@ -1,6 +1,6 @@
-// arena.h — bump allocation for activations and workspaces. Memory is taken in large blocks, kept,
-// and reused after a rewind, so a warmed-up step allocates nothing. Pointers stay valid until the
-// arena is rewound past them.
+// arena.h — bump allocation of a device's memory for activations and workspaces. Memory is taken in
+// large blocks, kept, and reused after a rewind, so a warmed-up step allocates nothing. Pointers
+// stay valid until the arena is rewound past them.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,16 @@
 #include <span>
 #include <vector>
 
+#include "core/device.h"
+
 namespace tandem {
 
 class Arena {
  public:
   static constexpr std::size_t kAlignment = 64;  // one cache line, one AVX-512 vector
 
-  explicit Arena(std::size_t block_bytes = std::size_t{4} << 20) : block_bytes_(block_bytes) {}
+  explicit Arena(std::size_t block_bytes = std::size_t{4} << 20, Device& device = host_device())
+      : device_(&device), block_bytes_(block_bytes) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   Arena(Arena&&) noexcept = default;
@@ -43,16 +46,14 @@ class Arena {
   [[nodiscard]] std::size_t capacity_bytes() const;
 
  private:
-  struct FreeAligned {
-    void operator()(std::byte* pointer) const;
-  };
   struct Block {
-    std::unique_ptr<std::byte, FreeAligned> data;
+    DevicePtr data;
     std::size_t bytes = 0;
   };
 
   void* take_bytes(std::size_t bytes);
 
+  Device* device_;
   std::size_t block_bytes_;
   std::vector<Block> blocks_;
   std::size_t current_ = 0;

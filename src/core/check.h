@@ -3,17 +3,28 @@
 #pragma once
 
 #include <string>
-
-#include <fmt/format.h>
+#include <string_view>
+#include <type_traits>
 
 namespace tandem::detail {
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const std::string& detail);
 
+/// Numbers and text only: this header is read by device compilers too, which cannot read fmt.
+template <typename T>
+void describe_one(std::string& out, const T& value) {
+  out += ' ';
+  if constexpr (std::is_arithmetic_v<T>) {
+    out += std::to_string(value);
+  } else {
+    out += std::string_view(value);
+  }
+}
+
 template <typename... Args>
-std::string describe(Args&&... args) {
+std::string describe(const Args&... args) {
   std::string out;
-  ((out += fmt::format(" {}", args)), ...);
+  (describe_one(out, args), ...);
   return out;
 }
 }  // namespace tandem::detail

@@ -1,58 +1,103 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace tandem {
+namespace {
+
+std::int64_t power_of_two_at_least(std::int64_t n) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(n)));
+}
+
+std::int64_t widest_table(std::span<const ScheduledChunk> chunks) {
+  std::int64_t pages = 0;
+  for (const ScheduledChunk& chunk : chunks) {
+    pages = std::max(pages, isize(chunk.seq->cache.pages));
+  }
+  return pages;
+}
+
+}  // namespace
 
 BatchBuilder::BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs,
-                           std::int64_t max_pages_per_seq)
-    : token_ids_(usize(max_rows)),
-      slot_mapping_(usize(max_rows)),
-      cu_seqlens_(usize(max_seqs) + 1),
-      state_slots_(usize(max_seqs)),
-      kv_lens_(usize(max_seqs)),
-      logit_rows_(usize(max_seqs)),
-      page_table_(usize(max_seqs * max_pages_per_seq)) {}
-
-ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const CacheManager& cache) {
-  const std::int64_t num_seqs = isize(chunks);
-  TDM_CHECK(num_seqs <= isize(state_slots_), num_seqs, state_slots_.size());
-  std::int64_t max_pages = 0;
-  for (const ScheduledChunk& chunk : chunks) {
-    max_pages = std::max(max_pages, isize(chunk.seq->cache.pages));
+                           std::int64_t max_pages_per_seq, Device& device)
+    : device_(device),
+      max_rows_(std::max(max_rows, power_of_two_at_least(max_seqs))),
+      max_seqs_(power_of_two_at_least(max_seqs)),
+      max_pages_per_seq_(power_of_two_at_least(max_pages_per_seq)) {
+  std::int64_t size = 0;
+  const auto place = [&](std::int64_t count) { return std::exchange(size, size + count); };
+  at_.token_ids = place(max_rows_);
+  at_.slot_mapping = place(max_rows_);
+  at_.cu_seqlens = place(max_seqs_ + 1);
+  at_.state_slots = place(max_seqs_);
+  at_.kv_lens = place(max_seqs_);
+  at_.logit_rows = place(max_seqs_);
+  at_.page_table = place(max_seqs_ * max_pages_per_seq_);
+  host_.resize(usize(size));
+  if (!device.host_visible()) {
+    on_device_ = Storage(size * 4, device);
   }
+}
+
+BatchBucket BatchBuilder::bucket_of(std::span<const ScheduledChunk> chunks) const {
+  return {power_of_two_at_least(isize(chunks)),
+          power_of_two_at_least(std::max<std::int64_t>(widest_table(chunks), 1))};
+}
+
+ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const CacheManager& cache,
+                               BatchBucket bucket) {
+  const std::int64_t num_seqs = std::max(isize(chunks), bucket.num_seqs);
+  const std::int64_t num_pages = std::max(widest_table(chunks), bucket.num_pages);
+  TDM_CHECK(num_seqs <= max_seqs_ && num_pages <= max_pages_per_seq_, num_seqs, num_pages);
+  std::int32_t* const base = host_.data();
+  std::int32_t* const cu_seqlens = base + at_.cu_seqlens;
   std::int64_t row = 0;
   std::int64_t num_logits = 0;
-  cu_seqlens_[0] = 0;
+  cu_seqlens[0] = 0;
   for (std::int64_t b = 0; b < num_seqs; ++b) {
-    const ScheduledChunk& chunk = chunks[usize(b)];
-    const Sequence& seq = *chunk.seq;
-    TDM_CHECK(row + chunk.count <= isize(token_ids_), row, chunk.count);
-    for (std::int64_t i = 0; i < chunk.count; ++i, ++row) {
-      const std::int64_t position = chunk.begin + i;
-      token_ids_[usize(row)] = seq.all_tokens[usize(position)];
-      slot_mapping_[usize(row)] =
-          checked_cast<std::int32_t>(cache.row_to_write(seq.cache, position));
+    std::int32_t* const table = base + at_.page_table + b * num_pages;
+    std::int32_t* table_end = table;
+    if (b < isize(chunks)) {
+      const ScheduledChunk& chunk = chunks[usize(b)];
+      const Sequence& seq = *chunk.seq;
+      TDM_CHECK(row + chunk.count <= max_rows_, row, chunk.count);
+      for (std::int64_t position = chunk.begin; position < chunk.begin + chunk.count; ++position) {
+        base[at_.token_ids + row] = seq.all_tokens[usize(position)];
+        base[at_.slot_mapping + row++] =
+            checked_cast<std::int32_t>(cache.row_to_write(seq.cache, position));
+      }
+      base[at_.state_slots + b] = static_cast<std::int32_t>(seq.cache.slot.value());
+      base[at_.kv_lens + b] = checked_cast<std::int32_t>(chunk.begin + chunk.count);
+      table_end = std::ranges::transform(seq.cache.pages, table, [](PageId page) {
+                    return static_cast<std::int32_t>(page);
+                  }).out;
+    } else {
+      base[at_.token_ids + row] = 0;
+      base[at_.slot_mapping + row++] = -1;
+      base[at_.state_slots + b] = -1;
+      base[at_.kv_lens + b] = 0;
     }
-    cu_seqlens_[usize(b) + 1] = checked_cast<std::int32_t>(row);
-    state_slots_[usize(b)] = static_cast<std::int32_t>(seq.cache.slot.value());
-    kv_lens_[usize(b)] = checked_cast<std::int32_t>(chunk.begin + chunk.count);
-    if (chunk.samples()) {
-      logit_rows_[usize(num_logits++)] = checked_cast<std::int32_t>(row - 1);
+    std::fill(table_end, table + num_pages, -1);
+    cu_seqlens[b + 1] = checked_cast<std::int32_t>(row);
+    if (b >= isize(chunks) || chunks[usize(b)].samples()) {
+      base[at_.logit_rows + num_logits++] = checked_cast<std::int32_t>(row - 1);
     }
-    std::int32_t* table = page_table_.data() + b * max_pages;
-    const auto pages_end = std::ranges::transform(seq.cache.pages, table, [](PageId page) {
-                             return static_cast<std::int32_t>(page);
-                           }).out;
-    std::fill(pages_end, table + max_pages, -1);
   }
-  return {.token_ids = {token_ids_.data(), {row}},
-          .seqs = {.cu_seqlens = {cu_seqlens_.data(), {num_seqs + 1}},
-                   .state_slots = {state_slots_.data(), {num_seqs}}},
-          .kv_lens = {kv_lens_.data(), {num_seqs}},
-          .slot_mapping = {slot_mapping_.data(), {row}},
-          .page_table = {page_table_.data(), {num_seqs, max_pages}},
-          .logit_rows = {logit_rows_.data(), {num_logits}}};
+  const std::int32_t* data = base;
+  if (!device_.host_visible()) {
+    const std::int64_t used = at_.page_table + num_seqs * num_pages;
+    device_.upload(on_device_.data(), base, usize(used) * sizeof(std::int32_t));
+    data = on_device_.as<std::int32_t>().data();
+  }
+  return {.token_ids = {data + at_.token_ids, {row}},
+          .seqs = {.cu_seqlens = {data + at_.cu_seqlens, {num_seqs + 1}},
+                   .state_slots = {data + at_.state_slots, {num_seqs}}},
+          .kv_lens = {data + at_.kv_lens, {num_seqs}},
+          .slot_mapping = {data + at_.slot_mapping, {row}},
+          .page_table = {data + at_.page_table, {num_seqs, num_pages}},
+          .logit_rows = {data + at_.logit_rows, {num_logits}}};
 }
 
 }  // namespace tandem

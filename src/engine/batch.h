@@ -1,4 +1,5 @@
-// batch.h — the flat arrays of a step, preallocated for the largest one and reused.
+// batch.h — the flat arrays of a step, preallocated for the largest one and reused. They are built
+// in host memory and, for a device that has its own, sent there in one piece.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +8,45 @@
 
 #include "engine/scheduler/scheduler.h"
 #include "models/model.h"
+#include "tensor/storage.h"
 
 namespace tandem {
 
+/// Extents a batch is padded to, so that steps of one bucket are the same launches. Padding
+/// sequences have one row, slot -1, no keys, and a logits row that nobody reads.
+struct BatchBucket {
+  std::int64_t num_seqs = 0;   // 0: no padding
+  std::int64_t num_pages = 0;  // columns of the page table
+
+  auto operator<=>(const BatchBucket&) const = default;
+};
+
 class BatchBuilder {
  public:
-  BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs, std::int64_t max_pages_per_seq);
+  BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs, std::int64_t max_pages_per_seq,
+               Device& device);
 
+  /// The smallest bucket for a step of pure decodes: powers of two.
+  [[nodiscard]] BatchBucket bucket_of(std::span<const ScheduledChunk> chunks) const;
   /// The batch of `chunks`: chunk b is sequence b; logit_rows are the last rows of the chunks that
   /// sample, in order. The views stay valid until the next call. No allocation.
-  [[nodiscard]] ModelBatch build(std::span<const ScheduledChunk> chunks, const CacheManager& cache);
+  [[nodiscard]] ModelBatch build(std::span<const ScheduledChunk> chunks, const CacheManager& cache,
+                                 BatchBucket bucket = {});
 
  private:
-  std::vector<std::int32_t> token_ids_;     // [T]
-  std::vector<std::int32_t> slot_mapping_;  // [T]
-  std::vector<std::int32_t> cu_seqlens_;    // [B+1]
-  std::vector<std::int32_t> state_slots_;   // [B]
-  std::vector<std::int32_t> kv_lens_;       // [B]
-  std::vector<std::int32_t> logit_rows_;    // [R], R <= B
-  std::vector<std::int32_t> page_table_;    // [B, widest of the batch]
+  // Offsets into the arrays, in int32: token_ids [T], slot_mapping [T], cu_seqlens [B+1],
+  // state_slots [B], kv_lens [B], logit_rows [B], page_table [B, widest of the batch].
+  struct Layout {
+    std::int64_t token_ids, slot_mapping, cu_seqlens, state_slots, kv_lens, logit_rows, page_table;
+  };
+
+  Device& device_;
+  std::int64_t max_rows_;
+  std::int64_t max_seqs_;
+  std::int64_t max_pages_per_seq_;
+  Layout at_;
+  std::vector<std::int32_t> host_;
+  Storage on_device_;  // empty where the device reads host memory
 };
 
 }  // namespace tandem

@@ -1,26 +1,39 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 #include "core/arena.h"
 
 namespace tandem {
+namespace {
+
+/// Of a step padded to a bucket.
+std::int64_t max_rows_of_logits(const EngineOptions& options) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(options.num_seats())));
+}
+
+}  // namespace
 
 Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& options)
     : model_(model),
       ctx_(ctx),
       options_(options),
       plan_(plan_memory(model, options).value_or_throw()),
-      cache_(model.cache_spec(), plan_.num_pages, plan_.page_size, plan_.num_slots),
+      cache_(model.cache_spec(), plan_.num_pages, plan_.page_size, plan_.num_slots, *ctx.device),
       scheduler_(cache_, options_),
-      batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len)),
-      sampler_(options.num_seats()),
-      logits_(options.num_seats() * model.vocab_size() * static_cast<std::int64_t>(sizeof(float))),
-      routed_(usize(options.max_batch_tokens * model.moe_layers() * model.experts_per_token())),
+      batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len),
+             *ctx.device),
+      sampler_(max_rows_of_logits(options), *ctx.device),
+      logits_(max_rows_of_logits(options) * model.vocab_size() * 4, *ctx.device),
+      routed_(options.max_batch_tokens * model.moe_layers() * model.experts_per_token() * 4,
+              *ctx.device),
+      routed_on_host_(usize(routed_.size_bytes()) / sizeof(std::int32_t)),
       routed_width_(model.moe_layers() * model.experts_per_token()),
       weight_version_(options.first_weight_version) {
   events_.reserve(usize(options.num_seats()));
+  decode_targets_.reserve(usize(options.num_seats()));
 }
 
 Engine::~Engine() = default;
@@ -39,23 +52,12 @@ std::span<const StepEvent> Engine::step() {
     num_decodes += chunk.seq->in_decode() ? 1 : 0;
   }
   try {
-    run_model(chunks);
-    keep_routed_experts(chunks);
-    // commit() forgets the chunks and adds the followers of a finished prompt to the targets: they
-    // read copies of their leader's logits, which lie below the rows the model wrote.
-    const std::span<const SampleTarget> targets = scheduler_.commit();
-    const F32Mat logits(logits_.as<float>().data(), {isize(targets), model_.vocab_size()});
-    for (std::int64_t row = 0; row < isize(targets); ++row) {
-      const std::int64_t source = targets[usize(row)].logits_row;
-      if (source != row) {
-        std::copy_n(logits.row(source), model_.vocab_size(), logits.row(row));
-      }
-    }
-    if (!targets.empty()) {
-      const std::span<const SampledToken> sampled = sampler_.sample(ctx_, logits, targets);
-      for (std::size_t i = 0; i < targets.size(); ++i) {
-        accept(*targets[i].seq, sampled[i]);
-      }
+    const std::span<const SampleTarget> targets = records_decodes() && num_decodes == isize(chunks)
+                                                      ? decode_step(chunks)
+                                                      : mixed_step(chunks);
+    const std::span<const SampledToken> sampled = sampler_.collect();
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      accept(*targets[i].seq, sampled[i]);
     }
   } catch (...) {
     scheduler_.preempt_all();  // some caches may have advanced, some not
@@ -71,20 +73,83 @@ std::span<const StepEvent> Engine::step() {
   return events_;
 }
 
-void Engine::run_model(std::span<const ScheduledChunk> chunks) {
-  const ModelBatch batch = batch_.build(chunks, cache_);
-  const std::int64_t num_rows = batch.token_ids.size(0);
-  const F32Mat logits(logits_.as<float>().data(), {batch.logit_rows.size(0), model_.vocab_size()});
-  RoutedExperts routed{.ids = {routed_.data(), {num_rows, routed_width_}}};
-  const bool keep = routed_width_ > 0 && std::ranges::any_of(chunks, [](const auto& chunk) {
-                      return chunk.seq->request.want_routed_experts;
-                    });
-  const ArenaScope scope(*ctx_.workspace);
-  model_.forward(ctx_, logits, batch, cache_.buffers(), keep ? &routed : nullptr);
+F32Mat Engine::logits(std::int64_t rows) {
+  return {logits_.as<float>().data(), {rows, model_.vocab_size()}};
 }
 
-void Engine::keep_routed_experts(std::span<const ScheduledChunk> chunks) {
-  const std::int32_t* source = routed_.data();
+std::span<const SampleTarget> Engine::mixed_step(std::span<const ScheduledChunk> chunks) {
+  const bool keep_routed = wants_routed(chunks);
+  run_model(batch_.build(chunks, cache_), keep_routed);
+  keep_routed_experts(chunks, keep_routed);
+  // commit() forgets the chunks and adds the followers of a finished prompt to the targets: they
+  // read copies of their leader's logits, which lie below the rows the model wrote.
+  const std::span<const SampleTarget> targets = scheduler_.commit();
+  const F32Mat rows = logits(isize(targets));
+  for (std::int64_t row = 0; row < isize(targets); ++row) {
+    const std::int64_t source = targets[usize(row)].logits_row;
+    if (source != row) {
+      ctx_.device->copy(rows.row(row), rows.row(source),
+                        usize(model_.vocab_size()) * sizeof(float));
+    }
+  }
+  sampler_.prepare(targets, isize(targets));
+  if (!targets.empty()) {
+    sampler_.run(ctx_, rows);
+  }
+  return targets;
+}
+
+std::span<const SampleTarget> Engine::decode_step(std::span<const ScheduledChunk> chunks) {
+  const bool keep_routed = wants_routed(chunks);
+  const BatchBucket bucket = batch_.bucket_of(chunks);
+  const ModelBatch batch = batch_.build(chunks, cache_, bucket);
+  decode_targets_.clear();
+  for (const ScheduledChunk& chunk : chunks) {
+    decode_targets_.push_back({chunk.seq, isize(decode_targets_)});
+  }
+  sampler_.prepare(decode_targets_, bucket.num_seqs);
+  const auto ops = [&] {
+    run_model(batch, keep_routed);
+    sampler_.run(ctx_, logits(bucket.num_seqs));
+  };
+  const auto [entry, is_new] = recordings_.try_emplace({bucket, keep_routed});
+  if (is_new) {
+    ops();
+  } else {
+    if (entry->second == nullptr) {
+      entry->second = ctx_.device->record(ops);
+    }
+    entry->second->launch();
+  }
+  keep_routed_experts(chunks, keep_routed);
+  return scheduler_.commit();
+}
+
+void Engine::run_model(const ModelBatch& batch, bool keep_routed) {
+  RoutedExperts routed{
+      .ids = {routed_.as<std::int32_t>().data(), {batch.token_ids.size(0), routed_width_}}};
+  const ArenaScope scope(*ctx_.workspace);
+  model_.forward(ctx_, logits(batch.logit_rows.size(0)), batch, cache_.buffers(),
+                 keep_routed ? &routed : nullptr);
+}
+
+bool Engine::wants_routed(std::span<const ScheduledChunk> chunks) const {
+  return routed_width_ > 0 && std::ranges::any_of(chunks, [](const ScheduledChunk& chunk) {
+           return chunk.seq->request.want_routed_experts;
+         });
+}
+
+void Engine::keep_routed_experts(std::span<const ScheduledChunk> chunks, bool keep_routed) {
+  if (!keep_routed) {
+    return;
+  }
+  std::int64_t num_rows = 0;
+  for (const ScheduledChunk& chunk : chunks) {
+    num_rows += chunk.count;
+  }
+  ctx_.device->download(routed_on_host_.data(), routed_.data(),
+                        usize(num_rows * routed_width_) * sizeof(std::int32_t));
+  const std::int32_t* source = routed_on_host_.data();
   for (const ScheduledChunk& chunk : chunks) {
     const std::int64_t count = chunk.count * routed_width_;
     if (chunk.seq->request.want_routed_experts) {

@@ -9,10 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -88,8 +90,14 @@ class Engine {
  private:
   [[nodiscard]] Status validate(const Request& request) const;
   RequestId enqueue(Request request, std::uint64_t group);
-  void run_model(std::span<const ScheduledChunk> chunks);
-  void keep_routed_experts(std::span<const ScheduledChunk> chunks);
+  [[nodiscard]] F32Mat logits(std::int64_t rows);
+  /// A device with memory of its own runs steps of decodes alone as recordings.
+  [[nodiscard]] bool records_decodes() const { return !ctx_.device->host_visible(); }
+  std::span<const SampleTarget> mixed_step(std::span<const ScheduledChunk> chunks);
+  std::span<const SampleTarget> decode_step(std::span<const ScheduledChunk> chunks);
+  void run_model(const ModelBatch& batch, bool keep_routed);
+  [[nodiscard]] bool wants_routed(std::span<const ScheduledChunk> chunks) const;
+  void keep_routed_experts(std::span<const ScheduledChunk> chunks, bool keep_routed);
   void accept(Sequence& seq, const SampledToken& sampled);
   void finish(Sequence& seq, FinishReason reason);
   [[nodiscard]] std::optional<FinishReason> reason_to_finish(const Sequence& seq) const;
@@ -102,9 +110,14 @@ class Engine {
   Scheduler scheduler_;
   BatchBuilder batch_;
   Sampler sampler_;
-  Storage logits_;                    // [seats, V] fp32
-  std::vector<std::int32_t> routed_;  // [max_batch_tokens, moe_layers * top_k]
-  std::int64_t routed_width_;         // moe_layers * top_k
+  std::vector<SampleTarget> decode_targets_;
+  Storage logits_;                            // [seats up to a power of two, V] fp32
+  Storage routed_;                            // [max_batch_tokens, moe_layers * top_k] int32
+  std::vector<std::int32_t> routed_on_host_;  // its copy
+  std::int64_t routed_width_;                 // moe_layers * top_k
+  // Decode steps a device has recorded, by what they were recorded for; null: seen once, and run
+  // as it came so that every buffer has its size before the recording.
+  std::map<std::pair<BatchBucket, bool>, std::unique_ptr<Recording>> recordings_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;  // by id, until taken
   std::vector<StepEvent> events_;
   EngineStats stats_;

@@ -6,37 +6,83 @@
 #include "ops/loss.h"
 
 namespace tandem {
+namespace {
 
-Sampler::Sampler(std::int64_t max_rows)
-    : rows_(usize(max_rows)),
-      ids_(usize(max_rows)),
-      temperatures_(usize(max_rows)),
-      logprobs_(usize(max_rows)),
-      sampled_(usize(max_rows)) {}
+constexpr std::int64_t kInputBytes = sizeof(SampleRow) + sizeof(float);
+constexpr std::int64_t kResultBytes = sizeof(std::int32_t) + sizeof(float);
 
-std::span<const SampledToken> Sampler::sample(const ExecCtx& ctx, ConstF32Mat logits,
-                                              std::span<const SampleTarget> targets) {
-  const std::int64_t n = isize(targets);
-  TDM_CHECK(n <= isize(rows_) && logits.size(0) == n, n, rows_.size(), logits.size(0));
-  for (std::size_t i = 0; i < targets.size(); ++i) {
+}  // namespace
+
+Sampler::Sampler(std::int64_t max_rows, Device& device)
+    : device_(device),
+      max_rows_(max_rows),
+      host_inputs_(max_rows * kInputBytes),
+      host_results_(max_rows * kResultBytes),
+      sampled_(usize(max_rows)) {
+  if (!device.host_visible()) {
+    device_inputs_ = Storage(max_rows * kInputBytes, device);
+    device_results_ = Storage(max_rows * kResultBytes, device);
+  }
+}
+
+Sampler::Inputs Sampler::inputs(std::byte* base) const {
+  auto* const rows = reinterpret_cast<SampleRow*>(base);
+  return {{rows, usize(max_rows_)}, {reinterpret_cast<float*>(rows + max_rows_), usize(max_rows_)}};
+}
+
+Sampler::Results Sampler::results(std::byte* base) const {
+  auto* const ids = reinterpret_cast<std::int32_t*>(base);
+  return {{ids, usize(max_rows_)}, {reinterpret_cast<float*>(ids + max_rows_), usize(max_rows_)}};
+}
+
+void Sampler::prepare(std::span<const SampleTarget> targets, std::int64_t num_rows) {
+  num_targets_ = isize(targets);
+  TDM_CHECK(num_targets_ <= num_rows && num_rows <= max_rows_, num_targets_, num_rows, max_rows_);
+  const Inputs in = inputs(host_inputs_.data());
+  for (std::size_t i = 0; i < usize(num_rows); ++i) {
+    in.rows[i] = {};
+    in.rows[i].params.temperature = 0.0F;
+    in.temperatures[i] = 1.0F;
+    if (i >= targets.size()) {
+      continue;
+    }
     const Sequence& seq = *targets[i].seq;
     const auto position = static_cast<std::uint64_t>(seq.length());
-    rows_[i] = {seq.request.sampling,
-                mix_key({seq.request.seed, seq.request.sequence_id, position})};
-    const bool greedy = rows_[i].params.temperature < kGreedyTemperature;
-    rows_[i].params.temperature = greedy ? 0.0F : rows_[i].params.temperature;
-    temperatures_[i] = greedy ? 1.0F : rows_[i].params.temperature;
+    in.rows[i] = {seq.request.sampling,
+                  mix_key({seq.request.seed, seq.request.sequence_id, position})};
+    if (in.rows[i].params.temperature < kGreedyTemperature) {
+      in.rows[i].params.temperature = 0.0F;
+    } else {
+      in.temperatures[i] = in.rows[i].params.temperature;
+    }
   }
-  ops::sample(ctx, std::span(ids_).first(usize(n)), logits, std::span(rows_).first(usize(n)));
+  if (!device_.host_visible()) {
+    device_.upload(device_inputs_.data(), host_inputs_.data(), usize(max_rows_ * kInputBytes));
+  }
+}
+
+void Sampler::run(const ExecCtx& ctx, ConstF32Mat logits) {
+  const bool shared = device_.host_visible();
+  const Inputs in = inputs(shared ? host_inputs_.data() : device_inputs_.data());
+  const Results out = results(shared ? host_results_.data() : device_results_.data());
+  const std::int64_t n = logits.size(0);
+  ops::sample(ctx, out.ids.first(usize(n)), logits, in.rows.first(usize(n)));
   // Always computed, also when nobody asks for it: the trainer's routine on the very logits the
   // token was drawn from, and the test that the row holds no NaN.
-  ops::log_prob(ctx, {logprobs_.data(), {n}}, {}, logits, {ids_.data(), {n}},
-                {temperatures_.data(), {n}});
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const bool valid = ids_[i] >= 0 && std::isfinite(logprobs_[i]);
-    sampled_[i] = valid ? SampledToken{ids_[i], logprobs_[i]} : SampledToken{};
+  ops::log_prob(ctx, {out.logprobs.data(), {n}}, {}, logits, {out.ids.data(), {n}},
+                {in.temperatures.data(), {n}});
+}
+
+std::span<const SampledToken> Sampler::collect() {
+  if (num_targets_ > 0 && !device_.host_visible()) {
+    device_.download(host_results_.data(), device_results_.data(), usize(max_rows_ * kResultBytes));
   }
-  return std::span(sampled_).first(usize(n));
+  const Results out = results(host_results_.data());
+  for (std::size_t i = 0; i < usize(num_targets_); ++i) {
+    const bool valid = out.ids[i] >= 0 && std::isfinite(out.logprobs[i]);
+    sampled_[i] = valid ? SampledToken{out.ids[i], out.logprobs[i]} : SampledToken{};
+  }
+  return std::span(sampled_).first(usize(num_targets_));
 }
 
 }  // namespace tandem

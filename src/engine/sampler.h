@@ -8,6 +8,7 @@
 #include "engine/scheduler/scheduler.h"
 #include "ops/exec_ctx.h"
 #include "ops/sample.h"
+#include "tensor/storage.h"
 #include "tensor/view.h"
 
 namespace tandem {
@@ -20,20 +21,37 @@ struct SampledToken {
   float logprob = 0;        // of the softmax at the row's temperature (1 when greedy), no filter
 };
 
+/// Three steps, so that a device can repeat the middle one as it was recorded. No allocation.
 class Sampler {
  public:
-  explicit Sampler(std::int64_t max_rows);
+  Sampler(std::int64_t max_rows, Device& device);
 
-  /// Row i of logits [R, V] gives the next token of targets[i].seq. A token depends on its own row,
-  /// parameters and key only. The result is valid until the next call. No allocation.
-  [[nodiscard]] std::span<const SampledToken> sample(const ExecCtx& ctx, ConstF32Mat logits,
-                                                     std::span<const SampleTarget> targets);
+  /// Row i is drawn for targets[i].seq: a token depends on its own logits, parameters and key only.
+  /// Rows from there to `num_rows` are padding.
+  void prepare(std::span<const SampleTarget> targets, std::int64_t num_rows);
+  /// Draws from logits [num_rows, V].
+  void run(const ExecCtx& ctx, ConstF32Mat logits);
+  /// The tokens of the targets; valid until the next call.
+  [[nodiscard]] std::span<const SampledToken> collect();
 
  private:
-  std::vector<SampleRow> rows_;
-  std::vector<std::int32_t> ids_;
-  std::vector<float> temperatures_;
-  std::vector<float> logprobs_;
+  /// Inputs of one row, then its results: the order in which they cross to a device and back.
+  struct Inputs {
+    std::span<SampleRow> rows;
+    std::span<float> temperatures;
+  };
+  struct Results {
+    std::span<std::int32_t> ids;
+    std::span<float> logprobs;
+  };
+  [[nodiscard]] Inputs inputs(std::byte* base) const;
+  [[nodiscard]] Results results(std::byte* base) const;
+
+  Device& device_;
+  std::int64_t max_rows_;
+  std::int64_t num_targets_ = 0;
+  Storage host_inputs_, host_results_;
+  Storage device_inputs_, device_results_;  // empty where the device reads host memory
   std::vector<SampledToken> sampled_;
 };
 

@@ -63,7 +63,8 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
   float* checkpoints = nullptr;
   if (cache == nullptr) {
     checkpoints =
-        keep.take<float>(kda_num_checkpoints(seqs) * num_heads * head_dim * head_dim).data();
+        keep.take<float>(kda_num_checkpoints(ctx, seqs, rows) * num_heads * head_dim * head_dim)
+            .data();
     saved.checkpoints = checkpoints;
   }
   ops::kda_recurrent(ctx, as_heads(o, num_heads), inputs(saved),

@@ -4,7 +4,8 @@
 
 namespace tandem::nn {
 
-Parameter& ParameterStore::add(std::string name, std::vector<std::int64_t> shape, bool trainable) {
+Parameter& ParameterStore::add(Device& device, std::string name, std::vector<std::int64_t> shape,
+                               bool trainable) {
   std::int64_t numel = 1;
   for (const std::int64_t extent : shape) {
     numel *= extent;
@@ -12,9 +13,9 @@ Parameter& ParameterStore::add(std::string name, std::vector<std::int64_t> shape
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = std::move(name);
   parameter.shape = std::move(shape);
-  parameter.value_storage = Storage(numel * 4);
+  parameter.value_storage = Storage(numel * 4, device);
   if (trainable) {
-    parameter.grad_storage = Storage(numel * 4);
+    parameter.grad_storage = Storage(numel * 4, device);
   }
   return parameter;
 }
@@ -26,9 +27,9 @@ Parameter* ParameterStore::find(std::string_view name) {
   return found == parameters_.end() ? nullptr : &*found;
 }
 
-void ParameterStore::zero_grads() {
+void ParameterStore::zero_grads(Device& device) {
   for (Parameter& parameter : parameters_) {
-    std::ranges::fill(parameter.grad(), 0.0F);
+    device.zero(parameter.grad().data(), parameter.grad().size_bytes());
   }
 }
 

@@ -37,13 +37,13 @@ struct Parameter {
 
 class ParameterStore {
  public:
-  /// A zero-filled parameter with a stable address.
-  Parameter& add(std::string name, std::vector<std::int64_t> shape, bool trainable);
+  /// A zero-filled parameter with a stable address, in the memory of `device`.
+  Parameter& add(Device& device, std::string name, std::vector<std::int64_t> shape, bool trainable);
 
   [[nodiscard]] std::deque<Parameter>& all() { return parameters_; }
   [[nodiscard]] const std::deque<Parameter>& all() const { return parameters_; }
   [[nodiscard]] Parameter* find(std::string_view name);
-  void zero_grads();
+  void zero_grads(Device& device = host_device());
 
  private:
   std::deque<Parameter> parameters_;

@@ -1,5 +1,6 @@
 #include "ops/conv1d.h"
 
+#include "ops/check_seqs.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
 
@@ -10,16 +11,11 @@ void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube 
   TDM_CHECK(rows_contiguous(x) && rows_like(y, x), x.size(0), x.size(1));
   TDM_CHECK(w.contiguous() && w.size(0) == x.size(1) && w.size(1) >= 1, w.size(0), w.size(1),
             x.size(1));
-  TDM_CHECK(seqs.num_rows() == x.size(0), seqs.num_rows(), x.size(0));
+  check_seqs(ctx, seqs, x.size(0), state.size(0));
   if (seqs.keeps_state()) {
-    TDM_CHECK(vec_of(seqs.state_slots, seqs.num_seqs()), seqs.state_slots.size(0), seqs.num_seqs());
     TDM_CHECK(
         rows_contiguous(state) && state.size(1) == w.size(1) - 1 && state.size(2) == x.size(1),
         state.size(1), state.size(2), w.size(1), x.size(1));
-    for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
-      TDM_CHECK(seqs.state_slots(b) >= -1 && seqs.state_slots(b) < state.size(0), b,
-                seqs.state_slots(b), state.size(0));
-    }
   }
   TDM_CHECK(ctx.ops->conv.conv1d != nullptr);
   const ProfileScope scope(ctx.profiler, "conv1d");
@@ -32,7 +28,8 @@ void conv1d_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_w, ConstF32Mat d_y, Con
   TDM_CHECK(w.contiguous() && w.size(0) == x.size(1) && w.size(1) >= 1, w.size(0), w.size(1),
             x.size(1));
   TDM_CHECK(same_shape(d_w, w) && d_w.contiguous(), d_w.size(0), d_w.size(1));
-  TDM_CHECK(seqs.num_rows() == x.size(0) && !seqs.keeps_state(), seqs.num_rows(), x.size(0));
+  check_seqs(ctx, seqs, x.size(0));
+  TDM_CHECK(!seqs.keeps_state());
   TDM_CHECK(ctx.ops->conv.conv1d_bwd != nullptr);
   const ProfileScope scope(ctx.profiler, "conv1d_bwd");
   ctx.ops->conv.conv1d_bwd(ctx, d_x, d_w, d_y, x, w, seqs);

@@ -9,8 +9,9 @@ namespace tandem::ops {
 namespace {
 
 /// A scan of T ids costs nothing beside T rows, and an id out of range would read foreign memory.
-bool ids_below(ConstI32Vec ids, std::int64_t limit) {
-  return std::all_of(ids.data(), ids.data() + ids.size(0),
+bool ids_below(const ExecCtx& ctx, ConstI32Vec ids, std::int64_t limit) {
+  return !ctx.host_reads() ||
+         std::all_of(ids.data(), ids.data() + ids.size(0),
                      [limit](std::int32_t id) { return id >= 0 && id < limit; });
 }
 
@@ -20,7 +21,7 @@ void embed(const ExecCtx& ctx, F32Mat y, const WeightRef& table, ConstI32Vec ids
   TDM_CHECK(table.format == WeightFormat::kF32 || table.format == WeightFormat::kBF16);
   TDM_CHECK(rows_contiguous(y) && y.size(1) == table.cols, y.size(1), table.cols);
   TDM_CHECK(vec_of(ids, y.size(0)), ids.size(0), y.size(0));
-  TDM_CHECK(ids_below(ids, table.rows), table.rows);
+  TDM_CHECK(ids_below(ctx, ids, table.rows), table.rows);
   TDM_CHECK(ctx.ops->embed.embed != nullptr);
   const ProfileScope scope(ctx.profiler, "embed");
   ctx.ops->embed.embed(ctx, y, table, ids);
@@ -30,7 +31,7 @@ void embed_bwd(const ExecCtx& ctx, F32Mat d_table, ConstF32Mat d_y, ConstI32Vec 
   TDM_CHECK(rows_contiguous(d_table) && rows_contiguous(d_y) && d_y.size(1) == d_table.size(1),
             d_y.size(1), d_table.size(1));
   TDM_CHECK(vec_of(ids, d_y.size(0)), ids.size(0), d_y.size(0));
-  TDM_CHECK(ids_below(ids, d_table.size(0)), d_table.size(0));
+  TDM_CHECK(ids_below(ctx, ids, d_table.size(0)), d_table.size(0));
   TDM_CHECK(ctx.ops->embed.embed_bwd != nullptr);
   const ProfileScope scope(ctx.profiler, "embed_bwd");
   ctx.ops->embed.embed_bwd(ctx, d_table, d_y, ids);

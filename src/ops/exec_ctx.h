@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/arena.h"
+#include "core/device.h"
 #include "core/thread_pool.h"
 #include "ops/profiler.h"
 
@@ -10,10 +11,14 @@ namespace tandem {
 struct OpTable;
 
 struct ExecCtx {
-  const OpTable* ops = nullptr;  // the backend; filled by cli/ or a test
-  ThreadPool* pool = nullptr;    // where ops run their blocks
-  Arena* workspace = nullptr;    // scratch inside one op or layer; rewound by an ArenaScope
-  Profiler* profiler = nullptr;  // optional: time per op
+  const OpTable* ops = nullptr;     // the backend; filled by cli/ or a test
+  ThreadPool* pool = nullptr;       // where ops run their blocks
+  Arena* workspace = nullptr;       // scratch inside one op or layer; rewound by an ArenaScope
+  Profiler* profiler = nullptr;     // optional: time per op
+  Device* device = &host_device();  // where every view of a call lives
+
+  /// Whether an op's wrapper may look into its arguments: shapes are always checked, contents then.
+  [[nodiscard]] bool host_reads() const { return device->host_visible(); }
 };
 
 }  // namespace tandem

@@ -1,5 +1,6 @@
 #include "ops/kda.h"
 
+#include "ops/check_seqs.h"
 #include "ops/op_table.h"
 
 namespace tandem {
@@ -12,14 +13,6 @@ void check_cube(const TensorView<T, 3>& x, std::int64_t rows, std::int64_t heads
   TDM_CHECK(x.size(0) == rows && x.size(1) == heads && x.size(2) == channels, x.size(0), x.size(1),
             x.size(2), rows, heads, channels);
   TDM_CHECK(channels <= 1 || x.stride(2) == 1, x.stride(2));
-}
-
-void check_seqs(const SeqBatch& seqs, std::int64_t rows) {
-  TDM_CHECK(seqs.cu_seqlens.size(0) >= 1 && seqs.cu_seqlens(0) == 0, seqs.cu_seqlens.size(0));
-  TDM_CHECK(seqs.num_rows() == rows, seqs.num_rows(), rows);
-  for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
-    TDM_CHECK(seqs.length(b) >= 0, b, seqs.length(b));
-  }
 }
 
 void check_inputs(const KdaInputs& in, std::int64_t rows, std::int64_t heads, std::int64_t values) {
@@ -36,15 +29,10 @@ void check_pool(const KdaStatePool& pool, const SeqBatch& seqs, const KdaInputs&
   if (!seqs.keeps_state()) {
     return;
   }
-  TDM_CHECK(seqs.state_slots.size(0) == seqs.num_seqs(), seqs.state_slots.size(0), seqs.num_seqs());
   TDM_CHECK(pool.data != nullptr);
   TDM_CHECK(pool.num_heads == in.q.size(1) && pool.key_dim == in.q.size(2) &&
                 pool.value_dim == in.v.size(2),
             pool.num_heads, pool.key_dim, pool.value_dim, in.q.size(1), in.q.size(2), in.v.size(2));
-  for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
-    const std::int64_t slot = seqs.state_slots(b);
-    TDM_CHECK(slot >= -1 && slot < pool.num_slots, b, slot, pool.num_slots);
-  }
 }
 
 void check_gate(ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias) {
@@ -56,7 +44,10 @@ void check_gate(ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias) {
 
 }  // namespace
 
-std::int64_t kda_num_checkpoints(const SeqBatch& seqs) {
+std::int64_t kda_num_checkpoints(const ExecCtx& ctx, const SeqBatch& seqs, std::int64_t rows) {
+  if (!ctx.host_reads()) {
+    return rows / kKdaCheckpointRows + seqs.num_seqs();
+  }
   std::int64_t count = 0;
   for (std::int64_t b = 0; b < seqs.num_seqs(); ++b) {
     count += (seqs.length(b) + kKdaCheckpointRows - 1) / kKdaCheckpointRows;
@@ -104,7 +95,7 @@ void kda_recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const Kda
                    const SeqBatch& seqs, float* checkpoints) {
   check_inputs(in, o.size(0), o.size(1), o.size(2));
   check_cube(o, o.size(0), o.size(1), o.size(2));
-  check_seqs(seqs, o.size(0));
+  check_seqs(ctx, seqs, o.size(0), pool.num_slots);
   check_pool(pool, seqs, in);
   const ProfileScope scope(ctx.profiler, "kda_recurrent");
   ctx.ops->kda.recurrent(ctx, o, in, pool, seqs, checkpoints);
@@ -114,7 +105,7 @@ void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStat
                const SeqBatch& seqs) {
   check_inputs(in, o.size(0), o.size(1), o.size(2));
   check_cube(o, o.size(0), o.size(1), o.size(2));
-  check_seqs(seqs, o.size(0));
+  check_seqs(ctx, seqs, o.size(0), pool.num_slots);
   check_pool(pool, seqs, in);
   const ProfileScope scope(ctx.profiler, "kda_chunk");
   ctx.ops->kda.chunk(ctx, o, in, pool, seqs);
@@ -134,7 +125,7 @@ void kda_recurrent_bwd(const ExecCtx& ctx, const KdaGrads& grads, ConstF32Cube d
   check_cube(grads.d_v, rows, heads, values);
   TDM_CHECK(grads.d_beta.size(0) == rows && grads.d_beta.size(1) == heads, grads.d_beta.size(0),
             grads.d_beta.size(1));
-  check_seqs(seqs, rows);
+  check_seqs(ctx, seqs, rows);
   TDM_CHECK(!seqs.keeps_state(), seqs.state_slots.size(0));
   TDM_CHECK(checkpoints != nullptr || rows == 0);
   const ProfileScope scope(ctx.profiler, "kda_recurrent_bwd");

@@ -55,8 +55,10 @@ struct KdaGrads {
   F32Mat d_beta;  // [T, H]
 };
 
-/// Number of checkpoints of a batch: sum over sequences of ceil(length / kKdaCheckpointRows).
-[[nodiscard]] std::int64_t kda_num_checkpoints(const SeqBatch& seqs);
+/// Number of checkpoints of a batch: sum over sequences of ceil(length / kKdaCheckpointRows), or an
+/// upper bound where the host cannot read the lengths.
+[[nodiscard]] std::int64_t kda_num_checkpoints(const ExecCtx& ctx, const SeqBatch& seqs,
+                                               std::int64_t rows);
 
 struct KdaOps {
   void (*gate)(const ExecCtx&, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,

@@ -1,5 +1,6 @@
 #include "ops/mla.h"
 
+#include "ops/check_seqs.h"
 #include "ops/op_table.h"
 
 namespace tandem {
@@ -10,21 +11,12 @@ void check_dense_rows(const TensorView<T, Rank>& x) {
   TDM_CHECK(x.size(Rank - 1) <= 1 || x.stride(Rank - 1) == 1, x.stride(Rank - 1));
 }
 
-void check_cu_seqlens(ConstI32Vec cu_seqlens, std::int64_t rows) {
-  TDM_CHECK(cu_seqlens.size(0) >= 1 && cu_seqlens(0) == 0, cu_seqlens.size(0));
-  const std::int64_t num_seqs = cu_seqlens.size(0) - 1;
-  for (std::int64_t b = 0; b < num_seqs; ++b) {
-    TDM_CHECK(cu_seqlens(b) <= cu_seqlens(b + 1), b, cu_seqlens(b), cu_seqlens(b + 1));
-  }
-  TDM_CHECK(cu_seqlens(num_seqs) == rows, cu_seqlens(num_seqs), rows);
-}
-
-void check_pages(const MlaCacheView& cache, const MlaBatch& batch) {
+void check_pages(const ExecCtx& ctx, const MlaCacheView& cache, const MlaBatch& batch) {
   const std::int64_t num_seqs = batch.cu_seqlens.size(0) - 1;
   TDM_CHECK(cache.page_size >= 1, cache.page_size);
   TDM_CHECK(batch.kv_lens.size(0) == num_seqs && cache.page_table.size(0) == num_seqs,
             batch.kv_lens.size(0), cache.page_table.size(0), num_seqs);
-  for (std::int64_t b = 0; b < num_seqs; ++b) {
+  for (std::int64_t b = 0; b < num_seqs && ctx.host_reads(); ++b) {
     const std::int64_t keys = batch.kv_lens(b);
     const std::int64_t rows = batch.cu_seqlens(b + 1) - batch.cu_seqlens(b);
     TDM_CHECK(keys == 0 || keys >= rows, b, keys, rows);
@@ -46,7 +38,7 @@ void mla_store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot
   TDM_CHECK(slot_mapping.size(0) == kv.size(0), slot_mapping.size(0), kv.size(0));
   check_dense_rows(rows);
   check_dense_rows(kv);
-  for (std::int64_t t = 0; t < slot_mapping.size(0); ++t) {
+  for (std::int64_t t = 0; t < slot_mapping.size(0) && ctx.host_reads(); ++t) {
     TDM_CHECK(slot_mapping(t) >= -1 && slot_mapping(t) < rows.size(0), t, slot_mapping(t));
   }
   const ProfileScope scope(ctx.profiler, "mla_store");
@@ -63,8 +55,8 @@ void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
   check_dense_rows(q);
   check_dense_rows(o_lat);
   check_dense_rows(cache.rows);
-  check_cu_seqlens(batch.cu_seqlens, q.size(0));
-  check_pages(cache, batch);
+  check_seqs(ctx, {batch.cu_seqlens, {}}, q.size(0));
+  check_pages(ctx, cache, batch);
   const ProfileScope scope(ctx.profiler, "mla_absorbed");
   ctx.ops->mla.absorbed(ctx, o_lat, lse, q, cache, batch, scale);
 }
@@ -85,7 +77,7 @@ void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube
   check_dense_rows(q);
   check_dense_rows(kv);
   check_dense_rows(o_lat);
-  check_cu_seqlens(cu_seqlens, q.size(0));
+  check_seqs(ctx, {cu_seqlens, {}}, q.size(0));
   const ProfileScope scope(ctx.profiler, "mla_absorbed_bwd");
   ctx.ops->mla.absorbed_bwd(ctx, d_q, d_kv, d_o_lat, q, kv, o_lat, lse, cu_seqlens, scale);
 }
@@ -105,7 +97,7 @@ void mla_expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_
   check_dense_rows(k_nope);
   check_dense_rows(k_shared);
   check_dense_rows(v);
-  check_cu_seqlens(cu_seqlens, rows);
+  check_seqs(ctx, {cu_seqlens, {}}, rows);
   const ProfileScope scope(ctx.profiler, "mla_expanded");
   ctx.ops->mla.expanded(ctx, o, q, k_nope, k_shared, v, cu_seqlens, scale);
 }

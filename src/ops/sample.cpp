@@ -10,7 +10,7 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
   TDM_CHECK(rows_contiguous(logits), logits.stride(1));
   TDM_CHECK(static_cast<std::int64_t>(ids.size()) == logits.size(0) && ids.size() == rows.size(),
             ids.size(), rows.size(), logits.size(0));
-  for (const SampleRow& row : rows) {
+  for (const SampleRow& row : ctx.host_reads() ? rows : std::span<const SampleRow>{}) {
     TDM_CHECK(row.params.temperature >= 0 && row.params.top_k >= 0, row.params.temperature,
               row.params.top_k);
   }

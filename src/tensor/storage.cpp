@@ -1,32 +1,22 @@
 #include "tensor/storage.h"
 
-#include <cstdlib>
-#include <cstring>
-#include <new>
-
 namespace tandem {
 
-void Storage::Free::operator()(std::byte* pointer) const {
-  std::free(pointer);
-}
-
-Storage::Storage(std::int64_t bytes) : bytes_(bytes) {
-  const auto rounded = (static_cast<std::size_t>(bytes) + 63) / 64 * 64;
-  if (rounded == 0) {
-    return;
+Storage::Storage(std::int64_t bytes, Device& device) : bytes_(bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (size > 0) {
+    data_ = DevicePtr(static_cast<std::byte*>(device.allocate(size)), {&device});
+    device.zero(data_.get(), size);
   }
-  data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
-  if (data_ == nullptr) {
-    throw std::bad_alloc();
-  }
-  std::memset(data_.get(), 0, rounded);
 }
 
 Storage Storage::clone() const {
-  Storage copy(bytes_);
-  if (bytes_ > 0) {
-    std::memcpy(copy.data_.get(), data_.get(), static_cast<std::size_t>(bytes_));
+  if (bytes_ == 0) {
+    return {};
   }
+  Device& device = *data_.get_deleter().device;
+  Storage copy(bytes_, device);
+  device.copy(copy.data_.get(), data_.get(), static_cast<std::size_t>(bytes_));
   return copy;
 }
 

@@ -1,4 +1,5 @@
-// storage.h — owned, 64-byte aligned host memory. Move-only; a copy is the named clone().
+// storage.h — owned memory of a device, the host's by default. Move-only; a copy is the named
+// clone().
 #pragma once
 
 #include <cstddef>
@@ -6,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "core/device.h"
 #include "tensor/view.h"
 
 namespace tandem {
@@ -13,8 +15,9 @@ namespace tandem {
 class Storage {
  public:
   Storage() = default;
-  /// Zero-filled. Errors: std::bad_alloc.
-  explicit Storage(std::int64_t bytes);
+  /// Zero-filled and aligned to 256 bytes. `device` outlives the storage.
+  /// Errors: std::bad_alloc, or what the device throws.
+  explicit Storage(std::int64_t bytes, Device& device = host_device());
 
   [[nodiscard]] std::int64_t size_bytes() const { return bytes_; }
   [[nodiscard]] std::byte* data() { return data_.get(); }
@@ -31,10 +34,7 @@ class Storage {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* pointer) const;
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  DevicePtr data_;
   std::int64_t bytes_ = 0;
 };
 

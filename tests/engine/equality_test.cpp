@@ -14,7 +14,7 @@ TEST(FakeModel, NoticesEveryKindOfWrongCache) {
     cache.release(seq);
     TDM_CHECK(cache.open(seq, 3));
     std::vector<float> logits(usize(FakeModel::kVocab));
-    BatchBuilder builder(3, 1, 2);
+    BatchBuilder builder(3, 1, 2, host_device());
     Sequence sequence;
     for (std::int64_t begin = 0; begin < 3; ++begin) {
       sequence.all_tokens.assign(tokens.begin(), tokens.begin() + begin + 1);

@@ -105,8 +105,8 @@ TEST(GoldenOps, KdaGradients) {
   KdaProblem p;
   const std::int64_t n = p.all * p.heads;
   Tensor o(n * p.values);
-  std::vector<float> checkpoints(
-      usize(kda_num_checkpoints(p.seqs()) * p.heads * p.keys * p.values));
+  std::vector<float> checkpoints(usize(kda_num_checkpoints(*ctx, p.seqs(), p.seqs().num_rows()) *
+                                       p.heads * p.keys * p.values));
   ops::kda_recurrent(*ctx, o.cube(p.all, p.heads, p.values), p.inputs(), {}, p.seqs(),
                      checkpoints.data());
   p.op.check("o", p.middle(o, p.values));

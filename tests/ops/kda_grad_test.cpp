@@ -79,7 +79,7 @@ struct Grads {
 Grads run_bwd(const ExecCtx& ctx, KdaCase& c, Tensor& d_o) {
   const auto [heads, keys, values] = c.dims;
   Tensor o(d_o.numel());
-  Tensor saved(kda_num_checkpoints(c.seqs()) * heads * keys * values);
+  Tensor saved(kda_num_checkpoints(ctx, c.seqs(), c.seqs().num_rows()) * heads * keys * values);
   ops::kda_recurrent(ctx, o.cube(c.rows(), heads, values), c.inputs(), {}, c.seqs(), saved.data());
   Grads grads(c);
   ops::kda_recurrent_bwd(ctx, grads.views(c), d_o.cube(c.rows(), heads, values), c.inputs(),

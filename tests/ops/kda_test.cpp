@@ -168,7 +168,8 @@ TEST(KdaRecurrent, CheckpointsAreTheStatesBeforeRows0And16AndSoOn) {
   for (const KdaDims& dims : {KdaDims{2, 9, 21}, KdaDims{1, 32, 128}}) {
     KdaCase c(dims, {33, 0, 16, 1, 47}, 21);
     Tensor none(0);
-    Tensor saved(kda_num_checkpoints(c.seqs()) * dims.heads * dims.keys * dims.values);
+    Tensor saved(kda_num_checkpoints(*ctx, c.seqs(), c.seqs().num_rows()) * dims.heads * dims.keys *
+                 dims.values);
     const Tensor o = run(*ctx, c, none, saved.data());
     const Tensor plain = run(*ctx, c, none);
     EXPECT_TRUE(same_bits(o.data(), plain.data(), o.numel()));

@@ -27,9 +27,9 @@ struct SeqCache {
 
 class CacheManager {
  public:
-  /// Errors: std::bad_alloc.
+  /// Errors: std::bad_alloc, or what the device throws.
   CacheManager(const CacheSpec& spec, std::int64_t num_pages, std::int64_t page_size,
-               std::int64_t num_slots);
+               std::int64_t num_slots, Device& device = host_device());
 
   [[nodiscard]] const CacheBuffers& buffers() const { return buffers_; }
   [[nodiscard]] std::int64_t page_size() const { return pages_.page_size(); }

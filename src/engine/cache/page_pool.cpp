@@ -5,12 +5,12 @@
 namespace tandem {
 
 PagePool::PagePool(std::span<const std::int64_t> latent_widths, std::int64_t num_pages,
-                   std::int64_t page_size)
-    : page_size_(page_size), free_(num_pages), refcounts_(usize(num_pages), 0) {
+                   std::int64_t page_size, Device& device)
+    : device_(device), page_size_(page_size), free_(num_pages), refcounts_(usize(num_pages), 0) {
   for (const std::int64_t width : latent_widths) {
     const std::int64_t rows = num_pages * page_size;
     Storage& memory =
-        storage_.emplace_back(rows * width * static_cast<std::int64_t>(sizeof(float)));
+        storage_.emplace_back(rows * width * static_cast<std::int64_t>(sizeof(float)), device);
     layers_.emplace_back(memory.as<float>().data(), F32Mat::Shape{rows, width});
   }
 }
@@ -38,7 +38,8 @@ void PagePool::release(PageId page) {
 void PagePool::copy(PageId to, PageId from) {
   for (const F32Mat& layer : layers_) {
     const float* source = layer.row(index_of(from) * page_size_);
-    std::copy_n(source, page_size_ * layer.size(1), layer.row(index_of(to) * page_size_));
+    device_.copy(layer.row(index_of(to) * page_size_), source,
+                 usize(page_size_ * layer.size(1)) * sizeof(float));
   }
 }
 

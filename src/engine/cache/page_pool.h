@@ -16,9 +16,10 @@ namespace tandem {
 
 class PagePool {
  public:
-  /// One buffer [num_pages * page_size, width] a layer. Errors: std::bad_alloc.
+  /// One buffer [num_pages * page_size, width] a layer. Errors: std::bad_alloc, or what the device
+  /// throws.
   PagePool(std::span<const std::int64_t> latent_widths, std::int64_t num_pages,
-           std::int64_t page_size);
+           std::int64_t page_size, Device& device = host_device());
 
   [[nodiscard]] std::int64_t num_pages() const { return isize(refcounts_); }
   [[nodiscard]] std::int64_t page_size() const { return page_size_; }
@@ -41,6 +42,7 @@ class PagePool {
   void check_integrity() const;
 
  private:
+  Device& device_;
   std::int64_t page_size_;
   FreeList free_;
   std::vector<std::int32_t> refcounts_;  // [pages]; 0 = free

@@ -4,15 +4,17 @@
 
 namespace tandem {
 
-StatePool::StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots)
-    : specs_(state_layers.begin(), state_layers.end()),
+StatePool::StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots,
+                     Device& device)
+    : device_(device),
+      specs_(state_layers.begin(), state_layers.end()),
       free_(num_slots),
       owned_(usize(num_slots), false) {
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   for (const StateSpec& spec : specs_) {
-    Storage& states = storage_.emplace_back(num_slots * spec.state_floats() * kFloat);
+    Storage& states = storage_.emplace_back(num_slots * spec.state_floats() * kFloat, device);
     float* state_data = states.as<float>().data();
-    Storage& windows = storage_.emplace_back(num_slots * spec.conv_floats() * kFloat);
+    Storage& windows = storage_.emplace_back(num_slots * spec.conv_floats() * kFloat, device);
     layers_.push_back({state_data, F32Cube(windows.as<float>().data(),
                                            {num_slots, spec.conv_rows, spec.conv_channels})});
   }
@@ -32,8 +34,8 @@ SlotId StatePool::take() {
   TDM_CHECK(!owned_[usize(index_of(slot))], index_of(slot));
   owned_[usize(index_of(slot))] = true;
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    std::ranges::fill(states(layer, slot), 0.0F);
-    std::ranges::fill(conv(layer, slot), 0.0F);
+    device_.zero(states(layer, slot).data(), states(layer, slot).size_bytes());
+    device_.zero(conv(layer, slot).data(), conv(layer, slot).size_bytes());
   }
   return slot;
 }
@@ -46,8 +48,11 @@ void StatePool::release(SlotId slot) {
 
 void StatePool::copy(SlotId to, SlotId from) {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    std::ranges::copy(states(layer, from), states(layer, to).begin());
-    std::ranges::copy(conv(layer, from), conv(layer, to).begin());
+    const auto copy = [&](std::span<float> target, std::span<const float> source) {
+      device_.copy(target.data(), source.data(), source.size_bytes());
+    };
+    copy(states(layer, to), states(layer, from));
+    copy(conv(layer, to), conv(layer, from));
   }
 }
 

@@ -16,8 +16,9 @@ namespace tandem {
 
 class StatePool {
  public:
-  /// Errors: std::bad_alloc.
-  StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots);
+  /// Errors: std::bad_alloc, or what the device throws.
+  StatePool(std::span<const StateSpec> state_layers, std::int64_t num_slots,
+            Device& device = host_device());
 
   [[nodiscard]] std::int64_t num_slots() const { return isize(owned_); }
   [[nodiscard]] std::int64_t num_free() const { return free_.size(); }
@@ -35,6 +36,7 @@ class StatePool {
   [[nodiscard]] std::span<float> states(std::size_t layer, SlotId slot) const;
   [[nodiscard]] std::span<float> conv(std::size_t layer, SlotId slot) const;
 
+  Device& device_;
   std::vector<StateSpec> specs_;
   FreeList free_;
   std::vector<bool> owned_;  // [slots]

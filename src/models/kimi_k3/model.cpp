@@ -1,7 +1,5 @@
 #include "models/kimi_k3/model.h"
 
-#include <algorithm>
-
 #include "models/kimi_k3/pass.h"
 #include "nn/activations.h"
 #include "ops/act.h"
@@ -127,10 +125,7 @@ void KimiK3::forward(const ExecCtx& ctx, F32Mat logits, const ModelBatch& batch,
 
   const std::int64_t num_logit_rows = batch.logit_rows.size(0);
   const F32Mat picked = take_mat(work, num_logit_rows, config_.hidden_size);
-  for (std::int64_t r = 0; r < num_logit_rows; ++r) {
-    const std::int64_t row = batch.logit_rows(r);
-    std::copy_n(h.row(row), config_.hidden_size, picked.row(r));
-  }
+  ops::embed(ctx, picked, WeightRef::of(h), batch.logit_rows);
   const F32Mat hidden = take_mat(work, num_logit_rows, config_.hidden_size);
   norm_.forward(ctx, hidden, picked);
   head(ctx, logits, hidden);

@@ -141,8 +141,11 @@ class WeightLoader {
     if (!keep_problem(tensor)) {
       return nullptr;
     }
-    nn::Parameter& parameter = model_.store_.add(name, std::move(shape), options_.trainable);
-    to_float(*tensor, parameter.value());
+    nn::Parameter& parameter =
+        model_.store_.add(*ctx_.device, name, std::move(shape), options_.trainable);
+    std::vector<float> values(usize(parameter.numel()));
+    to_float(*tensor, values);
+    set_value(parameter, values);
     return &parameter;
   }
 
@@ -219,9 +222,12 @@ class WeightLoader {
       return nullptr;
     }
     nn::Parameter& parameter =
-        model_.store_.add(base + ".weight", {stored.ref.rows, stored.ref.cols}, true);
-    std::ranges::copy(*values, parameter.value().begin());
+        model_.store_.add(*ctx_.device, base + ".weight", {stored.ref.rows, stored.ref.cols}, true);
+    set_value(parameter, *values);
     return &parameter;
+  }
+  void set_value(nn::Parameter& parameter, const std::vector<float>& values) {
+    ctx_.device->upload(parameter.value().data(), values.data(), values.size() * sizeof(float));
   }
 
   /// Loads one matrix and hands it on: as a Parameter& when training, else as the WeightRef of the
@@ -281,8 +287,8 @@ class WeightLoader {
     const auto tensor = checkpoint_.take(name, {DType::kF32, DType::kBF16}, shape);
     if (keep_problem(tensor)) {
       Storage& storage = model_.embed_storage_;
-      storage = Storage(isize(tensor->bytes));
-      std::memcpy(storage.data(), tensor->bytes.data(), tensor->bytes.size());
+      storage = Storage(isize(tensor->bytes), *ctx_.device);
+      ctx_.device->upload(storage.data(), tensor->bytes.data(), tensor->bytes.size());
       model_.embed_ = {tensor->dtype == DType::kBF16 ? WeightFormat::kBF16 : WeightFormat::kF32,
                        shape[0],
                        shape[1],
