@@ -4,7 +4,7 @@
 function(tdm_layer NAME)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS" ${ARGN})
   if(NOT ARG_SOURCES)
-    file(GLOB_RECURSE ARG_SOURCES CONFIGURE_DEPENDS *.cpp)
+    file(GLOB_RECURSE ARG_SOURCES CONFIGURE_DEPENDS *.cpp *.cu)
   endif()
   list(TRANSFORM ARG_DEPS PREPEND tdm_)
   if(ARG_SOURCES)

@@ -1,0 +1,46 @@
+// reduce.cuh — sums and maxima over a warp or a block, in one fixed order.
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kFullWarp = 0xFFFFFFFFU;
+
+/// Every lane gets the sum (butterfly: the same bits in every lane).
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kFullWarp, value, offset);
+  }
+  return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, offset));
+  }
+  return value;
+}
+
+/// Every thread of a block of kThreads gets the sum. `scratch` holds kThreads / 32 floats; two calls
+/// in a row may use the same one.
+template <int kThreads>
+__device__ __forceinline__ float block_sum(float value, float* scratch) {
+  value = warp_sum(value);
+  if (threadIdx.x % kWarp == 0) {
+    scratch[threadIdx.x / kWarp] = value;
+  }
+  __syncthreads();
+  float total = 0.0F;
+#pragma unroll
+  for (int warp = 0; warp < kThreads / kWarp; ++warp) {
+    total += scratch[warp];
+  }
+  __syncthreads();
+  return total;
+}
+
+}  // namespace tandem::cuda
