@@ -10,10 +10,10 @@
 
 #include <gtest/gtest.h>
 
-#include "backends/cpu/cpu_backend.h"
 #include "core/rng.h"
 #include "engine/engine.h"
 #include "ops/loss.h"
+#include "support/backend_under_test.h"
 #include "support/fake_model.h"
 
 namespace tandem::test {
@@ -22,8 +22,8 @@ namespace tandem::test {
 struct Rig {
   FakeModel model;
   ThreadPool pool{1};
-  Arena arena;
-  ExecCtx ctx{&cpu_backend(), &pool, &arena, nullptr};
+  Arena arena{std::size_t{4} << 20, device_under_test()};
+  ExecCtx ctx{&ops_under_test(), &pool, &arena, nullptr, &device_under_test()};
 
   [[nodiscard]] std::unique_ptr<Engine> engine(const EngineOptions& options) {
     return std::make_unique<Engine>(model, ctx, options);

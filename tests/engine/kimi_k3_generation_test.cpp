@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "backends/cpu/cpu_backend.h"
 #include "engine/engine.h"
 #include "models/kimi_k3/init.h"
 #include "models/registry.h"
 #include "ops/loss.h"
+#include "support/backend_under_test.h"
 
 namespace tandem::test {
 namespace {
@@ -82,8 +82,8 @@ class KimiK3Generation : public ::testing::Test {
   }
 
   ThreadPool pool_{2};
-  Arena arena_;
-  ExecCtx ctx_{&cpu_backend(), &pool_, &arena_, nullptr};
+  Arena arena_{std::size_t{4} << 20, test::device_under_test()};
+  ExecCtx ctx_{&test::ops_under_test(), &pool_, &arena_, nullptr, &test::device_under_test()};
   std::unique_ptr<Model> model_ = load_model(ctx_, dir(), {.trainable = true}).value_or_throw();
 };
 

@@ -36,13 +36,13 @@ void scalar_situ_bwd(const ExecCtx&, F32Mat d_gate, F32Mat d_up, ConstF32Mat d_y
   }
 }
 
-/// The CPU backend with the oracle's SiTU: what is tested here is the experts alone.
+/// The backend under test with the oracle's SiTU: what is tested here is the experts alone.
 class Context {
  public:
-  explicit Context(int threads = 2) : table_(cpu_backend()), pool_(threads) {
+  explicit Context(int threads = 2) : table_(test::ops_under_test()), pool_(threads) {
     table_.act.situ = scalar_situ;
     table_.act.situ_bwd = scalar_situ_bwd;
-    ctx_ = {&table_, &pool_, &arena_, nullptr};
+    ctx_ = {&table_, &pool_, &arena_, nullptr, &test::device_under_test()};
   }
   [[nodiscard]] const ExecCtx& operator*() const { return ctx_; }
   [[nodiscard]] std::size_t workspace_bytes() const { return arena_.capacity_bytes(); }
@@ -50,7 +50,7 @@ class Context {
  private:
   OpTable table_;
   ThreadPool pool_;
-  Arena arena_;
+  Arena arena_{std::size_t{4} << 20, test::device_under_test()};
   ExecCtx ctx_;
 };
 

@@ -1,5 +1,5 @@
 // op_test.h — what op tests share: an execution context, random tensors between guard bands, and
-// comparison with a derived tolerance. Link tdm_cpu.
+// comparison with a derived tolerance.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 #include <gtest/gtest.h>
 
-#include "backends/cpu/cpu_backend.h"
 #include "core/checked_cast.h"
 #include "core/rng.h"
 #include "ops/exec_ctx.h"
+#include "support/backend_under_test.h"
 #include "tensor/view.h"
 
 namespace tandem::test {
@@ -24,7 +24,9 @@ namespace tandem::test {
 class TestContext {
  public:
   explicit TestContext(int num_threads = 2)
-      : pool_(num_threads), ctx_{&cpu_backend(), &pool_, &arena_, nullptr} {}
+      : pool_(num_threads),
+        arena_(std::size_t{4} << 20, device_under_test()),
+        ctx_{&ops_under_test(), &pool_, &arena_, nullptr, &device_under_test()} {}
   [[nodiscard]] const ExecCtx& operator*() const { return ctx_; }
 
  private:
