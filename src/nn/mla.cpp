@@ -113,26 +113,9 @@ void Mla::attend(const ExecCtx& ctx, const Saved& saved, F32Cube o_lat, F32Mat l
     ops::mla_absorbed(ctx, o_lat, lse, saved.q_full, use->keys, use->batch, scale());
     return;
   }
-  // Training: key j of sequence b is row cu_seqlens[b] + j of this very batch, a page of one token
-  // each.
-  const ArenaScope scope(*ctx.workspace);
-  const std::int64_t num_seqs = cu_seqlens.size(0) - 1;
-  std::int64_t longest = 0;
-  const auto lens = ctx.workspace->take<std::int32_t>(num_seqs);
-  for (std::int64_t b = 0; b < num_seqs; ++b) {
-    lens[usize(b)] = cu_seqlens(b + 1) - cu_seqlens(b);
-    longest = std::max<std::int64_t>(longest, lens[usize(b)]);
-  }
-  const I32Mat table = take_i32_mat(*ctx.workspace, num_seqs, longest);
-  for (std::int64_t b = 0; b < num_seqs; ++b) {
-    for (std::int32_t j = 0; j < lens[usize(b)]; ++j) {
-      table(b, j) = cu_seqlens(b) + j;
-    }
-  }
   const F32Mat own_rows{const_cast<float*>(saved.kv.data()),
                         saved.kv.shape()};  // only read: `rows` is mutable for store()
-  ops::mla_absorbed(ctx, o_lat, lse, saved.q_full, {own_rows, table, 1},
-                    {cu_seqlens, ConstI32Vec{lens.data(), {num_seqs}}}, scale());
+  ops::mla_absorbed(ctx, o_lat, lse, saved.q_full, {own_rows, {}, 1}, {cu_seqlens, {}}, scale());
 }
 
 void Mla::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstI32Vec cu_seqlens,

@@ -1,6 +1,6 @@
 // mla.h — the gated NoPE MLA mixer, absorbed form, over a paged latent cache.   Source:
-// kimi-k3.md 5. One forward serves prefill, decode and training: in training the "cache" is the
-// batch's own latent rows, in pages of one token.
+// kimi-k3.md 5. One forward serves prefill, decode and training: in training the keys are the
+// batch's own latent rows.
 #pragma once
 
 #include <vector>

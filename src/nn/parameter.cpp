@@ -27,9 +27,9 @@ Parameter* ParameterStore::find(std::string_view name) {
   return found == parameters_.end() ? nullptr : &*found;
 }
 
-void ParameterStore::zero_grads(Device& device) {
+void ParameterStore::zero_grads() {
   for (Parameter& parameter : parameters_) {
-    device.zero(parameter.grad().data(), parameter.grad().size_bytes());
+    parameter.grad_storage.zero();
   }
 }
 

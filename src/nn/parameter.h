@@ -43,7 +43,7 @@ class ParameterStore {
   [[nodiscard]] std::deque<Parameter>& all() { return parameters_; }
   [[nodiscard]] const std::deque<Parameter>& all() const { return parameters_; }
   [[nodiscard]] Parameter* find(std::string_view name);
-  void zero_grads(Device& device = host_device());
+  void zero_grads();
 
  private:
   std::deque<Parameter> parameters_;

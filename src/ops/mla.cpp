@@ -11,7 +11,12 @@ void check_dense_rows(const TensorView<T, Rank>& x) {
   TDM_CHECK(x.size(Rank - 1) <= 1 || x.stride(Rank - 1) == 1, x.stride(Rank - 1));
 }
 
-void check_pages(const ExecCtx& ctx, const MlaCacheView& cache, const MlaBatch& batch) {
+void check_pages(const ExecCtx& ctx, const MlaCacheView& cache, const MlaBatch& batch,
+                 std::int64_t query_rows) {
+  if (cache.is_batch()) {
+    TDM_CHECK(cache.rows.size(0) == query_rows, cache.rows.size(0), query_rows);
+    return;
+  }
   const std::int64_t num_seqs = batch.cu_seqlens.size(0) - 1;
   TDM_CHECK(cache.page_size >= 1, cache.page_size);
   TDM_CHECK(batch.kv_lens.size(0) == num_seqs && cache.page_table.size(0) == num_seqs,
@@ -56,7 +61,7 @@ void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
   check_dense_rows(o_lat);
   check_dense_rows(cache.rows);
   check_seqs(ctx, {batch.cu_seqlens, {}}, q.size(0));
-  check_pages(ctx, cache, batch);
+  check_pages(ctx, cache, batch, q.size(0));
   const ProfileScope scope(ctx.profiler, "mla_absorbed");
   ctx.ops->mla.absorbed(ctx, o_lat, lse, q, cache, batch, scale);
 }

@@ -17,6 +17,10 @@ struct MlaCacheView {
   ConstI32Mat page_table;  // [B, max_pages]; key j of sequence b is row page_table[b, j /
                            // page_size] * page_size + j % page_size
   std::int64_t page_size = 1;
+
+  /// Without a page table (and then without kv_lens) the keys of a sequence are its own rows of the
+  /// batch, key j in row cu_seqlens[b] + j: training, where nothing is cached.
+  [[nodiscard]] bool is_batch() const { return page_table.size(0) == 0; }
 };
 
 struct MlaBatch {

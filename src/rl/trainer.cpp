@@ -89,7 +89,7 @@ RlTrainer::RlTrainer(const ExecCtx& ctx, Model& model, Model* reference, const T
       engine_(model, ctx, engine_options(config, tokenizer, train_problems, eval_problems)),
       optimizer_(model.parameters(), config.optimizer,
                  planned_steps_ * optimizer_steps_per_rollout(config)),
-      pass_(model),
+      pass_(model, *ctx.device),
       loss_options_(policy_loss_options(config)),
       advantage_options_(advantage_options(config)) {}
 
@@ -219,7 +219,7 @@ RlTrainer::Logprobs RlTrainer::logprobs_of(Model& model, std::span<const Sample>
   result.per_sample.resize(samples.size());
   double entropy_sum = 0;
   std::int64_t num_tokens = 0;
-  TokenPass other(model);
+  TokenPass other(model, *ctx_.device);
   TokenPass& pass = &model == &model_ ? pass_ : other;
   const auto batches = pack(samples, config_.train.max_tokens_per_microbatch);
   for (const MicroBatch& batch : batches) {

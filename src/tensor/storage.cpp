@@ -14,10 +14,22 @@ Storage Storage::clone() const {
   if (bytes_ == 0) {
     return {};
   }
-  Device& device = *data_.get_deleter().device;
-  Storage copy(bytes_, device);
-  device.copy(copy.data_.get(), data_.get(), static_cast<std::size_t>(bytes_));
+  Storage copy(bytes_, device());
+  device().copy(copy.data_.get(), data_.get(), static_cast<std::size_t>(bytes_));
   return copy;
+}
+
+void Storage::zero() {
+  if (bytes_ > 0) {
+    device().zero(data_.get(), static_cast<std::size_t>(bytes_));
+  }
+}
+
+void Storage::assign(std::span<const std::byte> bytes) {
+  TDM_CHECK(bytes.size() == static_cast<std::size_t>(bytes_), bytes.size(), bytes_);
+  if (bytes_ > 0) {
+    device().upload(data_.get(), bytes.data(), bytes.size());
+  }
 }
 
 }  // namespace tandem

@@ -23,6 +23,12 @@ class Storage {
   [[nodiscard]] std::byte* data() { return data_.get(); }
   [[nodiscard]] const std::byte* data() const { return data_.get(); }
   [[nodiscard]] Storage clone() const;
+  /// Where the memory is; the storage must not be empty.
+  [[nodiscard]] Device& device() const { return *data_.get_deleter().device; }
+
+  void zero();
+  /// Overwrites all of it from host memory of the same size.
+  void assign(std::span<const std::byte> bytes);
 
   template <typename T>
   [[nodiscard]] std::span<T> as() {

@@ -27,10 +27,10 @@ Optimizer::Optimizer(nn::ParameterStore& parameters, const OptimizerConfig& conf
                 : config.optimizer == "muon" && hidden_matrix ? Rule::kMuon
                                                               : Rule::kAdamW;
     if (slot.rule != Rule::kFrozen) {
-      slot.first = Storage(parameter.numel() * 4);
+      slot.first = Storage(parameter.numel() * 4, parameter.value_storage.device());
     }
     if (slot.rule == Rule::kAdamW) {
-      slot.second = Storage(parameter.numel() * 4);
+      slot.second = Storage(parameter.numel() * 4, parameter.value_storage.device());
     }
   }
 }
@@ -78,12 +78,11 @@ OptimizerStep Optimizer::step(const ExecCtx& ctx) {
   return result;
 }
 
-std::vector<TensorInfo> Optimizer::state() const {
-  std::vector<TensorInfo> tensors;
+HostTensors Optimizer::state() const {
+  HostTensors tensors;
   const auto add = [&](const Slot& slot, const char* prefix, const Storage& storage) {
     if (storage.size_bytes() > 0) {
-      tensors.push_back({{prefix + slot.parameter->name, DType::kF32, slot.parameter->shape},
-                         std::as_bytes(storage.as<float>())});
+      tensors.add({prefix + slot.parameter->name, DType::kF32, slot.parameter->shape}, storage);
     }
   };
   for (const Slot& slot : slots_) {
@@ -95,7 +94,8 @@ std::vector<TensorInfo> Optimizer::state() const {
 
 Status Optimizer::restore(const SafetensorsFile& file, std::int64_t num_steps,
                           std::int64_t num_skipped) {
-  for (const TensorInfo& wanted : state()) {
+  const HostTensors expected = state();
+  for (const TensorInfo& wanted : expected.infos()) {
     const TensorInfo* found = file.find(wanted.name);
     if (found == nullptr || found->dtype != wanted.dtype || found->shape != wanted.shape) {
       return fail("{}: tensor {}: expected F32 {}", file.path(), wanted.name,
@@ -107,7 +107,7 @@ Status Optimizer::restore(const SafetensorsFile& file, std::int64_t num_steps,
          {std::pair{"first.", &slot.first}, {"second.", &slot.second}}) {
       if (storage->size_bytes() > 0) {
         const TensorInfo* found = file.find(prefix + slot.parameter->name);
-        std::memcpy(storage->data(), found->bytes.data(), found->bytes.size());
+        storage->assign(found->bytes);
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "io/host_tensors.h"
 #include "io/safetensors.h"
 #include "nn/parameter.h"
 #include "ops/exec_ctx.h"
@@ -34,8 +35,8 @@ class Optimizer {
   /// not.
   [[nodiscard]] static bool decays(const nn::Parameter& parameter);
 
-  /// The moments as named tensors pointing into this object.
-  [[nodiscard]] std::vector<TensorInfo> state() const;
+  /// The moments as named tensors, valid as long as this object and until its next step.
+  [[nodiscard]] HostTensors state() const;
   /// Errors: a Failure naming the tensor that is missing or has another shape.
   Status restore(const SafetensorsFile& file, std::int64_t num_steps, std::int64_t num_skipped);
 

@@ -17,7 +17,7 @@ SftTrainer::SftTrainer(const ExecCtx& ctx, Model& model, const SftConfig& config
       stream_(isize(data_), config.data.rollout_shuffle,
               static_cast<std::uint64_t>(config.train.seed)),
       optimizer_(model.parameters(), config.optimizer, config.train.train_iters),
-      pass_(model) {}
+      pass_(model, *ctx.device) {}
 
 void SftTrainer::resume_after(std::int64_t step) {
   step_ = step;

@@ -13,8 +13,9 @@ namespace tandem {
 
 class TokenPass {
  public:
-  /// `model` must be loaded trainable and outlive this.
-  explicit TokenPass(Model& model) : model_(model) {}
+  /// `model` must be loaded trainable and outlive this; `device` is where it lives.
+  explicit TokenPass(Model& model, Device& device = host_device())
+      : model_(model), activations_(std::size_t{64} << 20, device) {}
 
   struct Result {
     std::vector<float> logprobs;   // [R] natural log, full vocabulary, at the given temperature
@@ -34,12 +35,22 @@ class TokenPass {
   // Rows whose logits exist at one time: 1,024 rows of K3's vocabulary are 0.7 GB.
   static constexpr std::int64_t kHeadRows = 1024;
 
+  struct HeadRows {
+    std::int64_t count;
+    ConstI32Vec ids;  // rows of hidden_
+    ConstI32Vec targets;
+    ConstF32Vec temperatures;
+  };
+  [[nodiscard]] HeadRows head_rows(std::int64_t begin) const;
+  void run_layers(const ExecCtx& ctx, RoutedExperts* routed);
+
   Model& model_;
-  Arena activations_{std::size_t{64} << 20};
-  const MicroBatch* batch_ =
-      nullptr;  // of the last forward(); owned by the caller until backward() returns
-  RoutedExperts* routed_ = nullptr;
-  float temperature_ = 1.0F;
+  Arena activations_;  // holds all below, of the last forward()
+  TrainBatch input_;
+  RoutedExperts routed_;
+  ConstI32Vec rows_;
+  ConstI32Vec targets_;
+  ConstF32Vec temperatures_;
   ConstF32Mat hidden_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "io/atomic_file.h"
 #include "io/checkpoint.h"
+#include "io/host_tensors.h"
 
 namespace tandem {
 namespace fs = std::filesystem;
@@ -89,12 +90,11 @@ std::optional<std::int64_t> step_of(const std::string& name) {
 void export_model(const std::string& dir, const nn::ParameterStore& parameters,
                   const std::string& source_dir) {
   make_dir(dir);
-  std::vector<TensorInfo> tensors;
+  HostTensors tensors;
   for (const nn::Parameter& parameter : parameters.all()) {
-    tensors.push_back(
-        {{parameter.name, DType::kF32, parameter.shape}, std::as_bytes(parameter.value())});
+    tensors.add({parameter.name, DType::kF32, parameter.shape}, parameter.value_storage);
   }
-  write_checkpoint(dir, tensors, {.metadata = {{"format", "pt"}}});
+  write_checkpoint(dir, tensors.infos(), {.metadata = {{"format", "pt"}}});
   for (const auto& entry : fs::directory_iterator(source_dir)) {
     const std::string name = entry.path().filename();
     if (is_side_file(name)) {
@@ -112,8 +112,8 @@ void CheckpointFolder::write(const TrainState& state, const nn::ParameterStore& 
   const std::string dir = step_dir(state.step);
   fs::remove_all(dir);  // a save that a crash left behind
   export_model(dir, parameters, source_dir);
-  const std::vector<TensorInfo> moments = optimizer.state();
-  write_checkpoint(dir, moments, {.stem = "optimizer", .metadata = {}});
+  const HostTensors moments = optimizer.state();
+  write_checkpoint(dir, moments.infos(), {.stem = "optimizer", .metadata = {}});
   nlohmann::ordered_json json;
   visit_counts(state, [&](const char* key, std::int64_t field) { json[key] = field; });
   json["run_fingerprint"] = state.run_fingerprint;
@@ -163,7 +163,7 @@ Expected<TrainState> CheckpointFolder::restore(const std::string& step_dir,
     if (!tensor.ok()) {
       return tensor.failure();
     }
-    std::memcpy(parameter.value().data(), tensor->bytes.data(), tensor->bytes.size());
+    parameter.value_storage.assign(tensor->bytes);
   }
   if (const Status status =
           optimizer.restore(*moments, state->optimizer_steps, state->skipped_steps);

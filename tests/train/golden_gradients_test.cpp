@@ -224,7 +224,8 @@ std::map<std::string, std::vector<float>> all_state(kimi_k3::KimiK3& model,
   for (const nn::Parameter& parameter : model.parameters().all()) {
     all[parameter.name] = {parameter.value().begin(), parameter.value().end()};
   }
-  for (const TensorInfo& tensor : optimizer.state()) {
+  const HostTensors moments = optimizer.state();
+  for (const TensorInfo& tensor : moments.infos()) {
     all[tensor.name] = tensor.copy<float>();
   }
   return all;

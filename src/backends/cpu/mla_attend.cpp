@@ -142,6 +142,10 @@ void run_items(const ExecCtx& ctx, std::span<const WorkItem> items, AttendShape 
   });
 }
 
+std::int64_t row_of_key(const MlaCacheView& cache, std::int64_t seq, std::int64_t key) {
+  return cache.page_table(seq, key / cache.page_size) * cache.page_size + key % cache.page_size;
+}
+
 void absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
               const MlaCacheView& cache, const MlaBatch& batch, float scale) {
   const ArenaScope scope(*ctx.workspace);
@@ -151,7 +155,7 @@ void absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
   run_items(ctx, items, shape, 0, [&](const WorkItem& item, const AttendScratch& mine) HWY_ATTR {
     const std::int64_t begin = batch.cu_seqlens(item.seq);
     const std::int64_t rows = batch.cu_seqlens(item.seq + 1) - begin;
-    const std::int64_t num_keys = batch.kv_lens(item.seq);
+    const std::int64_t num_keys = cache.is_batch() ? rows : batch.kv_lens(item.seq);
     const auto token = [&](std::int64_t i) { return (item.first + i) / heads; };
     const auto head = [&](std::int64_t i) { return (item.first + i) % heads; };
     if (num_keys == 0) {  // padding
@@ -171,9 +175,8 @@ void absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
     }
     const auto fill = [&](std::int64_t first, std::int64_t count, KeyPointers& p) {
       for (std::int64_t j = 0; j < count; ++j) {
-        const std::int64_t page = cache.page_table(item.seq, (first + j) / cache.page_size);
-        const std::int64_t row = page * cache.page_size + (first + j) % cache.page_size;
-        p.key[j] = p.value[j] = cache.rows.row(row);
+        p.key[j] = p.value[j] = cache.rows.row(
+            cache.is_batch() ? begin + first + j : row_of_key(cache, item.seq, first + j));
       }
     };
     attend(mine, shape, item.rows, visible, scale, fill);

@@ -51,7 +51,7 @@ void KimiK3::backward(const ExecCtx& ctx, ConstF32Mat d_hidden, const TrainBatch
   const std::int64_t width = config_.hidden_size;
   const auto zeros = [&] {
     const F32Mat m = take_mat(work, rows, width);
-    std::fill_n(m.data(), rows * width, 0.0F);
+    ctx.device->zero(m.data(), usize(m.numel()) * sizeof(float));
     return m;
   };
 

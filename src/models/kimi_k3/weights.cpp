@@ -227,7 +227,7 @@ class WeightLoader {
     return &parameter;
   }
   void set_value(nn::Parameter& parameter, const std::vector<float>& values) {
-    ctx_.device->upload(parameter.value().data(), values.data(), values.size() * sizeof(float));
+    parameter.value_storage.assign(std::as_bytes(std::span(values)));
   }
 
   /// Loads one matrix and hands it on: as a Parameter& when training, else as the WeightRef of the
@@ -288,7 +288,7 @@ class WeightLoader {
     if (keep_problem(tensor)) {
       Storage& storage = model_.embed_storage_;
       storage = Storage(isize(tensor->bytes), *ctx_.device);
-      ctx_.device->upload(storage.data(), tensor->bytes.data(), tensor->bytes.size());
+      storage.assign(tensor->bytes);
       model_.embed_ = {tensor->dtype == DType::kBF16 ? WeightFormat::kBF16 : WeightFormat::kF32,
                        shape[0],
                        shape[1],
