@@ -91,6 +91,12 @@ void launch_map(const ExecCtx& ctx, const char* op, bool aligned,
   device_of(ctx).launched(op);
 }
 
+struct Same {
+  __device__ void operator()(const float (&x)[1], float (&y)[1], std::int64_t) const {
+    y[0] = x[0];
+  }
+};
+
 /// A matrix as the only slice of axis B.
 template <typename T>
 [[nodiscard]] Cube<T> one_slice(const TensorView<T, 2>& view) {

@@ -1,0 +1,217 @@
+// attn_res.cu — Attention Residuals, forward.   Contract: ops/attn_res.h
+// Oracle: ops/ref/attn_res_ref.h
+// Traffic   each source once: up to 9 sources (of K3) of up to 8,192 columns stay in registers
+// between
+//           their sums and the mix; what is beyond is read twice.
+// Numerics  fp32; a sum over columns: a thread's quads in order, lanes, warps, then blocks of the
+//           cluster; the mix is one fma chain over the sources in order.
+// Launch    a cluster of 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can hold or
+//           read in time (decode-kernels.md 10.2). Graph-safe.
+#include <utility>
+
+#include <cooperative_groups.h>
+
+#include "backends/cuda/attn_res.cuh"
+#include "backends/cuda/attn_res_bwd.h"
+#include "backends/cuda/families.h"
+#include "backends/cuda/map_rows.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kCluster = 8;
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kHeld = 9;
+constexpr std::int64_t kClusterCols = kCluster * kThreads * kQuad;
+
+struct AggregateArgs {
+  Mat<float> out;
+  Sources sources;
+  const float* w;
+  const float* u;
+  std::int64_t dim;
+  float eps;
+};
+
+/// x.x and x.c of a source's row; c = w u.
+struct RowSums {
+  float squares;
+  float dot;
+};
+
+template <bool kAligned>
+__device__ __forceinline__ Quad load_query(const AggregateArgs& args, std::int64_t at) {
+  const Quad w = load_quad<kAligned>(args.w, at, args.dim);
+  const Quad u = load_quad<kAligned>(args.u, at, args.dim);
+  Quad c;
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) {
+    c.v[k] = w.v[k] * u.v[k];
+  }
+  return c;
+}
+
+__device__ __forceinline__ RowSums add_sums(RowSums sums, const Quad& x, const Quad& c) {
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) {
+    sums.squares = fmaf(x.v[k], x.v[k], sums.squares);
+    sums.dot = fmaf(x.v[k], c.v[k], sums.dot);
+  }
+  return sums;
+}
+
+/// Adds this thread's columns from `at` on, a cluster's width apart.
+template <bool kAligned>
+__device__ RowSums add_columns(RowSums sums, const AggregateArgs& args, const float* x,
+                               std::int64_t at) {
+  for (; at < args.dim; at += kClusterCols) {
+    sums = add_sums(sums, load_quad<kAligned>(x, at, args.dim), load_query<kAligned>(args, at));
+  }
+  return sums;
+}
+
+/// Sums by warp, then those of this block for the cluster to read: squares of source i at [i], its
+/// dot at [kMaxSources + i].
+struct SharedSums {
+  float warps[kWarps][2 * kMaxSources];
+  float block[2 * kMaxSources];
+  float total[2 * kMaxSources];
+};
+
+__device__ __forceinline__ void put_sums(SharedSums& shared, int source, RowSums sums) {
+  sums = {warp_sum(sums.squares), warp_sum(sums.dot)};
+  if (threadIdx.x % kWarp == 0) {
+    shared.warps[threadIdx.x / kWarp][source] = sums.squares;
+    shared.warps[threadIdx.x / kWarp][kMaxSources + source] = sums.dot;
+  }
+}
+
+/// From the warps' sums to those of the cluster, in `total` of every block. The blocks of a cluster
+/// read each other's: none may end before all have arrived, which the caller waits for.
+__device__ __forceinline__ void sum_cluster(SharedSums& shared, int count) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int slot = static_cast<int>(threadIdx.x);
+  const bool used = slot < 2 * kMaxSources && slot % kMaxSources < count;
+  __syncthreads();  // the warps' sums are written
+  if (used) {
+    float sum = 0.0F;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      sum += shared.warps[warp][slot];
+    }
+    shared.block[slot] = sum;
+  }
+  cluster.sync();  // the blocks' sums are written
+  if (used) {
+    float sum = 0.0F;
+#pragma unroll
+    for (int rank = 0; rank < kCluster; ++rank) {
+      sum += *cluster.map_shared_rank(&shared.block[slot], rank);
+    }
+    shared.total[slot] = sum;
+  }
+  __syncthreads();  // the totals are written
+}
+
+/// sum_i p_i x_i of one quad; `weight` is p of source `lane`.
+template <bool kAligned>
+__device__ __forceinline__ Quad mix(const AggregateArgs& args, std::int64_t row, std::int64_t at,
+                                    float weight, int first, Quad sum) {
+  for (int i = first; i < args.sources.count; ++i) {
+    const float p = __shfl_sync(kFullWarp, weight, i);
+    const Quad x = load_quad<kAligned>(args.sources.at[i].row(row), at, args.dim);
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      sum.v[k] = fmaf(p, x.v[k], sum.v[k]);
+    }
+  }
+  return sum;
+}
+
+template <bool kAligned>
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
+    aggregate_rows(const __grid_constant__ AggregateArgs args) {
+  __shared__ SharedSums shared;
+  const cg::cluster_group cluster = cg::this_cluster();
+  const std::int64_t row = blockIdx.x / kCluster;
+  const int count = args.sources.count;
+  const std::int64_t at =
+      (static_cast<std::int64_t>(cluster.block_rank()) * kThreads + threadIdx.x) * kQuad;
+  Quad held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (i < count) {
+      held[i] = load_quad<kAligned>(args.sources.at[i].row(row), at, args.dim);
+    }
+  }
+  const Quad c = load_query<kAligned>(args, at);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (i < count) {
+      put_sums(shared, i,
+               add_columns<kAligned>(add_sums({0.0F, 0.0F}, held[i], c), args,
+                                     args.sources.at[i].row(row), at + kClusterCols));
+    }
+  }
+  for (int i = kHeld; i < count; ++i) {
+    put_sums(shared, i, add_columns<kAligned>({0.0F, 0.0F}, args, args.sources.at[i].row(row), at));
+  }
+  sum_cluster(shared, count);
+  auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const float weight = softmax_weights(shared.total[lane], shared.total[kMaxSources + lane],
+                                       args.dim, args.eps, lane < count)
+                           .p;
+  Quad sum{};
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (i < count) {
+      const float p = __shfl_sync(kFullWarp, weight, i);
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        sum.v[k] = fmaf(p, held[i].v[k], sum.v[k]);
+      }
+    }
+  }
+  store_quad<kAligned>(args.out.row(row), at, args.dim,
+                       mix<kAligned>(args, row, at, weight, kHeld, sum));
+  // Whole warps, for the shuffles in mix().
+  for (std::int64_t more = at + kClusterCols; more - lane * kQuad < args.dim;
+       more += kClusterCols) {
+    store_quad<kAligned>(args.out.row(row), more, args.dim,
+                         mix<kAligned>(args, row, more, weight, 0, Quad{}));
+  }
+  cluster.barrier_wait(std::move(arrived));
+}
+
+void aggregate(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
+               ConstF32Vec u, float eps) {
+  if (out.empty()) {
+    return;
+  }
+  if (sources.size() == 1) {  // p = 1, whatever the score
+    launch_map<1, 1>(ctx, "attn_res", whole_quads(out) && whole_quads(sources[0]),
+                     {{one_slice(sources[0])}, {one_slice(out)}}, {out.size(0), 1, out.size(1)},
+                     Same{});
+    return;
+  }
+  AggregateArgs args{device_mat(out), {}, w.data(), u.data(), out.size(1), eps};
+  bool aligned = whole_quads(out) && whole_quads(w) && whole_quads(u);
+  for (const ConstF32Mat& source : sources) {
+    args.sources.at[args.sources.count++] = device_mat(source);
+    aligned = aligned && whole_quads(source);
+  }
+  const auto kernel = aligned ? aggregate_rows<true> : aggregate_rows<false>;
+  kernel<<<static_cast<unsigned>(out.size(0) * kCluster), kThreads, 0, stream_of(ctx)>>>(args);
+  device_of(ctx).launched("attn_res");
+}
+
+}  // namespace
+
+AttnResOps attn_res_ops() {
+  return {.aggregate = aggregate, .aggregate_bwd = attn_res_bwd};
+}
+
+}  // namespace tandem::cuda
