@@ -1,8 +1,7 @@
 // attn_res.cu — Attention Residuals, forward.   Contract: ops/attn_res.h
 // Oracle: ops/ref/attn_res_ref.h
-// Traffic   each source once: up to 9 sources (of K3) of up to 8,192 columns stay in registers
-// between
-//           their sums and the mix; what is beyond is read twice.
+// Traffic   each source once: up to 9 sources (of K3) of up to 8,192 columns stay in registers from
+//           their sums to the mix; what is beyond is read twice.
 // Numerics  fp32; a sum over columns: a thread's quads in order, lanes, warps, then blocks of the
 //           cluster; the mix is one fma chain over the sources in order.
 // Launch    a cluster of 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can hold or
@@ -25,6 +24,7 @@ constexpr int kCluster = 8;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeld = 9;
+constexpr int kBlocksPerSm = 3;  // enough loads under way while other clusters wait at barriers
 constexpr std::int64_t kClusterCols = kCluster * kThreads * kQuad;
 
 struct AggregateArgs {
@@ -63,10 +63,10 @@ __device__ __forceinline__ RowSums add_sums(RowSums sums, const Quad& x, const Q
   return sums;
 }
 
-/// Adds this thread's columns from `at` on, a cluster's width apart.
+/// This thread's columns from `at` on, a cluster's width apart.
 template <bool kAligned>
-__device__ RowSums add_columns(RowSums sums, const AggregateArgs& args, const float* x,
-                               std::int64_t at) {
+__device__ RowSums column_sums(const AggregateArgs& args, const float* x, std::int64_t at) {
+  RowSums sums{0.0F, 0.0F};
   for (; at < args.dim; at += kClusterCols) {
     sums = add_sums(sums, load_quad<kAligned>(x, at, args.dim), load_query<kAligned>(args, at));
   }
@@ -81,11 +81,14 @@ struct SharedSums {
   float total[2 * kMaxSources];
 };
 
+template <bool kMore>  // kMore: add to what this warp has put there
 __device__ __forceinline__ void put_sums(SharedSums& shared, int source, RowSums sums) {
   sums = {warp_sum(sums.squares), warp_sum(sums.dot)};
   if (threadIdx.x % kWarp == 0) {
-    shared.warps[threadIdx.x / kWarp][source] = sums.squares;
-    shared.warps[threadIdx.x / kWarp][kMaxSources + source] = sums.dot;
+    float& squares = shared.warps[threadIdx.x / kWarp][source];
+    float& dot = shared.warps[threadIdx.x / kWarp][kMaxSources + source];
+    squares = kMore ? squares + sums.squares : sums.squares;
+    dot = kMore ? dot + sums.dot : sums.dot;
   }
 }
 
@@ -131,7 +134,7 @@ __device__ __forceinline__ Quad mix(const AggregateArgs& args, std::int64_t row,
 }
 
 template <bool kAligned>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
+__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBlocksPerSm)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
   __shared__ SharedSums shared;
   const cg::cluster_group cluster = cg::this_cluster();
@@ -150,13 +153,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (i < count) {
-      put_sums(shared, i,
-               add_columns<kAligned>(add_sums({0.0F, 0.0F}, held[i], c), args,
-                                     args.sources.at[i].row(row), at + kClusterCols));
+      put_sums<false>(shared, i, add_sums({0.0F, 0.0F}, held[i], c));
     }
   }
+  for (int i = 0; i < min(kHeld, count) && args.dim > kClusterCols; ++i) {
+    const float* const x = args.sources.at[i].row(row);
+    put_sums<true>(shared, i, column_sums<kAligned>(args, x, at + kClusterCols));
+  }
   for (int i = kHeld; i < count; ++i) {
-    put_sums(shared, i, add_columns<kAligned>({0.0F, 0.0F}, args, args.sources.at[i].row(row), at));
+    const float* const x = args.sources.at[i].row(row);
+    put_sums<false>(shared, i, column_sums<kAligned>(args, x, at));
   }
   sum_cluster(shared, count);
   auto arrived = cluster.barrier_arrive();  // this block has read the others' sums

@@ -2,8 +2,7 @@
 // Oracle: ops/ref/attn_res_ref.h
 // Traffic   each source twice (the second time from L2), its gradient read and written once.
 // Numerics  fp32; the gradient of c = w u: a block adds its 8 rows in order into a partial row in
-// the
-//           workspace, row_sums.h adds these.
+//           the workspace, row_sums.h adds these.
 // Launch    a block for 8 rows; graph-safe.
 #include "backends/cuda/attn_res.cuh"
 #include "backends/cuda/attn_res_bwd.h"

@@ -1,10 +1,8 @@
 // conv1d.cu — causal depthwise convolution and SiLU, forward.   Contract: ops/conv1d.h
 // Oracle: ops/ref/conv1d_ref.h
-// Traffic   x and y once, the W-1 rows before a block's rows again; the state of each sequence
-// once. Numerics  fp32; an output is one fma chain over the taps, oldest first, whether a tap reads
-// this
-//           call's rows, the state, or the zeros before the sequence: any split gives the same
-//           bits.
+// Traffic   x and y once, the W-1 rows before a block's rows again; each sequence's state once.
+// Numerics  fp32; an output is one fma chain over the taps, oldest first, whether a tap reads this
+//           call's rows, the state, or the zeros before a sequence: any split gives the same bits.
 // Launch    a thread a channel, a block a run of rows: 1 in small batches, else 16. The first W-1
 //           rows of a sequence (its head) and its new state belong to the block with its first row:
 //           no other block reads that state, so that it may overwrite it. Graph-safe.

@@ -1,9 +1,10 @@
 // embed.cu — token embedding.   Contract: ops/embed.h   Oracle: ops/ref/embed_ref.h
 // Traffic   forward: a row in, a row out; memory bound. Backward: d_y and the touched rows once,
-// and
-//           the ids once for each row of d_y (from L2).
+// the
+//           ids once for each row of d_y (from L2).
 // Numerics  forward exact; backward: the block of an id's first row adds all rows of the id, in
-//           increasing t.   Launch  a block a row and 1,024 columns; graph-safe.
+//           increasing t.
+// Launch    a block a row and 1,024 columns; graph-safe.
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
 #include "backends/cuda/quad.cuh"

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(kMapThreads)
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.y) * blockDim.y;
   for (std::int64_t b = blockIdx.z; b < shape.b; b += gridDim.z) {
+#pragma unroll 1
     for (std::int64_t a = first; a < shape.a; a += step) {
       Quad in[kIn];
       Quad out[kOut];

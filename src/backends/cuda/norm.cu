@@ -1,11 +1,10 @@
 // norm.cu — RMSNorm, gated RMSNorm and L2 norm, forward.   Contract: ops/norm.h
 // Oracle: ops/ref/norm_ref.h
 // Traffic   each operand once: a row stays in registers between its sum and its result (up to 8,192
-//           elements for a block, 128 for a warp; what is beyond is read twice).
+//           elements for a block, 128 for a warp; what is beyond is read twice). Operands that do
+//           not depend on the sum are loaded before it.
 // Numerics  fp32; a thread sums its quads in order, then lanes, then warps.
-// Launch    RMSNorm: a block a row; per-head norms: a warp a row. Operands that do not depend on
-// the
-//           sum are loaded before it. Graph-safe.
+// Launch    RMSNorm: a block a row; per-head norms: a warp a row. Graph-safe.
 #include <algorithm>
 #include <cmath>
 

@@ -1,6 +1,7 @@
 // row_sums.cu — column sums of partial results, for gradients of parameters.
-// Traffic   each partial once, and 1/64 of them again.   Numerics  fp32: groups of 64 rows in
-// order, then the groups in order, and so on.   Launch  a thread a column and group; graph-safe.
+// Traffic   each partial once, and 1/64 of them again.
+// Numerics  fp32; groups of 64 rows in order, then the groups in order, and so on.
+// Launch    a thread a column and group; graph-safe.
 #include <algorithm>
 
 #include "backends/cuda/row_sums.h"
