@@ -1,0 +1,254 @@
+// router.cu — sigmoid top-k router.   Contract: ops/moe.h   Oracle: ops/ref/router_ref.h
+// Selection every lane holds the best of its experts (lane, lane + 32, ...); a round takes the best
+//           of the warp, and only the winner's lane looks for its next one. Exact: ranks are
+//           compared as ordered integers, ties go to the lower id, a NaN ranks with -inf.
+// Traffic   K3: 896 logits in, 896 scores out, 16 ids and weights a token: latency bound.
+// Launch    one warp a token; scores, ranks and weights pass through shared memory; graph-safe.
+// Numerics  fp32; sums over the chosen experts in slot order, the same in all three ops.
+#include <cmath>
+#include <cstdint>
+
+#include "backends/cuda/device_view.cuh"
+#include "backends/cuda/families.h"
+#include "backends/cuda/order_key.cuh"
+#include "backends/cuda/reduce.cuh"
+#include "backends/cuda/runtime/cuda_device.h"
+#include "core/checked_cast.h"
+
+namespace tandem::cuda {
+namespace {
+
+/// Three arrays of one word an expert lie in shared memory: 48 KB, what every launch may have.
+constexpr std::int64_t kMaxExperts = 4096;
+
+struct RouteArgs {
+  Mat<std::int32_t> ids;          // [T, A] written by route
+  Mat<const std::int32_t> given;  // [T, A] read by route_replay
+  Mat<float> weights;             // [T, A]
+  Mat<float> scores;              // [T, E]
+  Mat<const float> logits;        // [T, E]
+  const float* bias;              // [E], route only
+  int num_experts;
+  int active;
+  RouterParams params;
+};
+
+__device__ __forceinline__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));  // <= 1: no overflow on either side
+  return (x < 0.0F ? e : 1.0F) / (1.0F + e);
+}
+
+__device__ __forceinline__ std::uint32_t rank_key(float rank) {
+  return order_key(isnan(rank) ? -INFINITY : rank);
+}
+
+struct Lead {
+  std::uint32_t key;
+  int expert;
+};
+
+/// The best of a lane's experts; key 0 when none is left.
+__device__ __forceinline__ Lead lane_best(const std::uint32_t* keys, int num_experts, int lane) {
+  Lead best{0, lane};
+#pragma unroll 8
+  for (int e = lane; e < num_experts; e += kWarp) {
+    const std::uint32_t key = keys[e];
+    best = key > best.key ? Lead{key, e} : best;
+  }
+  return best;
+}
+
+/// weights[a] = picked[a], renormalised and scaled. `picked` is in shared memory.
+__device__ __forceinline__ void weigh(float* weights, const float* picked, int active, int lane,
+                                      RouterParams params) {
+  float sum = 0.0F;
+#pragma unroll 8
+  for (int a = 0; a < active; ++a) {
+    sum += picked[a];
+  }
+  const float divisor = params.renormalize ? sum + 1e-20F : 1.0F;
+  for (int a = lane; a < active; a += kWarp) {
+    weights[a] = picked[a] / divisor * params.scaling_factor;
+  }
+}
+
+__global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
+  extern __shared__ float shared[];
+  float* const scores = shared;                                                    // [E]
+  auto* const keys = reinterpret_cast<std::uint32_t*>(scores + args.num_experts);  // [E]
+  float* const picked = scores + 2 * args.num_experts;                             // [A]
+  const std::int64_t t = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x);
+  const float* const logits = args.logits.row(t);
+  float* const scores_out = args.scores.row(t);
+#pragma unroll 4
+  for (int e = lane; e < args.num_experts; e += kWarp) {
+    const float score = sigmoid(logits[e]);
+    scores[e] = score;
+    keys[e] = rank_key(score + args.bias[e]);
+    scores_out[e] = score;
+  }
+  __syncwarp();  // scores of other lanes' experts are picked below
+  std::int32_t* const ids = args.ids.row(t);
+  Lead lead = lane_best(keys, args.num_experts, lane);
+  for (int a = 0; a < args.active; ++a) {
+    const std::uint32_t top = __reduce_max_sync(kFullWarp, lead.key);
+    const int chosen = __reduce_min_sync(kFullWarp, lead.key == top ? lead.expert : INT32_MAX);
+    if (lane == chosen % kWarp) {
+      picked[a] = scores[chosen];
+      ids[a] = chosen;
+      keys[chosen] = 0;
+      lead = lane_best(keys, args.num_experts, lane);
+    }
+  }
+  __syncwarp();  // every lane's picks are in
+  weigh(args.weights.row(t), picked, args.active, lane, args.params);
+}
+
+__global__ void __launch_bounds__(kWarp) replay_kernel(const RouteArgs args) {
+  extern __shared__ float shared[];
+  float* const scores = shared;                     // [E]
+  float* const picked = scores + args.num_experts;  // [A]
+  const std::int64_t t = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x);
+  const float* const logits = args.logits.row(t);
+  float* const scores_out = args.scores.row(t);
+#pragma unroll 4
+  for (int e = lane; e < args.num_experts; e += kWarp) {
+    const float score = sigmoid(logits[e]);
+    scores[e] = score;
+    scores_out[e] = score;
+  }
+  __syncwarp();  // scores of other lanes' experts are picked below
+  const std::int32_t* const given = args.given.row(t);
+  for (int a = lane; a < args.active; a += kWarp) {
+    picked[a] = scores[given[a]];
+  }
+  __syncwarp();  // every lane's picks are in
+  weigh(args.weights.row(t), picked, args.active, lane, args.params);
+}
+
+struct RouteBwdArgs {
+  Mat<float> d_logits;          // [T, E]
+  Mat<const float> d_weights;   // [T, A]
+  Mat<const std::int32_t> ids;  // [T, A]
+  Mat<const float> scores;      // [T, E]
+  int num_experts;
+  int active;
+  RouterParams params;
+};
+
+__global__ void __launch_bounds__(kWarp) route_bwd_kernel(const RouteBwdArgs args) {
+  extern __shared__ float shared[];
+  float* const picked = shared;                // [A] scores
+  float* const slopes = picked + args.active;  // [A] d_weights, d_logits
+  auto* const ids = reinterpret_cast<std::int32_t*>(slopes + args.active);  // [A]
+  const std::int64_t t = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int a = lane; a < args.active; a += kWarp) {
+    ids[a] = args.ids.row(t)[a];
+    picked[a] = args.scores.row(t)[ids[a]];
+    slopes[a] = args.d_weights.row(t)[a];
+  }
+  __syncwarp();  // the whole token's slots are in
+  float sum = 0.0F;
+  for (int a = 0; a < args.active; ++a) {
+    sum += picked[a];
+  }
+  const float divisor = args.params.renormalize ? sum + 1e-20F : 1.0F;
+  float mean = 0.0F;
+  for (int a = 0; a < args.active && args.params.renormalize; ++a) {
+    mean += picked[a] / divisor * slopes[a];
+  }
+  __syncwarp();  // every lane has read the slopes that are replaced below
+  for (int a = lane; a < args.active; a += kWarp) {
+    const float d_score = (slopes[a] - mean) / divisor * args.params.scaling_factor;
+    slopes[a] = d_score * (picked[a] * (1.0F - picked[a]));
+  }
+  __syncwarp();  // all slopes are in
+  // An expert gathers its slots in slot order: no two lanes write one element.
+  for (int e = lane; e < args.num_experts; e += kWarp) {
+    float total = 0.0F;
+    for (int a = 0; a < args.active; ++a) {
+      total += ids[a] == e ? slopes[a] : 0.0F;
+    }
+    args.d_logits.row(t)[e] = total;
+  }
+}
+
+std::size_t words(std::int64_t count) {
+  return usize(count) * sizeof(float);
+}
+
+void route(const ExecCtx& ctx, I32Mat ids, F32Mat weights, F32Mat scores, ConstF32Mat logits,
+           ConstF32Vec bias, RouterParams params) {
+  const std::int64_t rows = logits.size(0);
+  const std::int64_t experts = logits.size(1);
+  TDM_CHECK(experts <= kMaxExperts, experts);
+  if (rows == 0) {
+    return;
+  }
+  const RouteArgs args{device_mat(ids),
+                       {},
+                       device_mat(weights),
+                       device_mat(scores),
+                       device_mat(logits),
+                       bias.data(),
+                       checked_cast<int>(experts),
+                       checked_cast<int>(ids.size(1)),
+                       params};
+  route_kernel<<<checked_cast<unsigned>(rows), kWarp, words(2 * experts + ids.size(1)),
+                 stream_of(ctx)>>>(args);
+  device_of(ctx).launched("route");
+}
+
+void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat logits,
+                  ConstI32Mat ids, RouterParams params) {
+  const std::int64_t rows = logits.size(0);
+  const std::int64_t experts = logits.size(1);
+  TDM_CHECK(experts <= kMaxExperts && ids.size(1) <= kMaxExperts, experts, ids.size(1));
+  if (rows == 0) {
+    return;
+  }
+  const RouteArgs args{{},
+                       device_mat(ids),
+                       device_mat(weights),
+                       device_mat(scores),
+                       device_mat(logits),
+                       nullptr,
+                       checked_cast<int>(experts),
+                       checked_cast<int>(ids.size(1)),
+                       params};
+  replay_kernel<<<checked_cast<unsigned>(rows), kWarp, words(experts + ids.size(1)),
+                  stream_of(ctx)>>>(args);
+  device_of(ctx).launched("route_replay");
+}
+
+void route_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Mat d_weights, ConstI32Mat ids,
+               ConstF32Mat scores, RouterParams params) {
+  const std::int64_t rows = scores.size(0);
+  TDM_CHECK(ids.size(1) <= kMaxExperts, ids.size(1));
+  if (rows == 0) {
+    return;
+  }
+  const RouteBwdArgs args{device_mat(d_logits),
+                          device_mat(d_weights),
+                          device_mat(ids),
+                          device_mat(scores),
+                          checked_cast<int>(scores.size(1)),
+                          checked_cast<int>(ids.size(1)),
+                          params};
+  route_bwd_kernel<<<checked_cast<unsigned>(rows), kWarp, words(3 * ids.size(1)), stream_of(ctx)>>>(
+      args);
+  device_of(ctx).launched("route_bwd");
+}
+
+}  // namespace
+
+void add_router_ops(MoeOps& ops) {
+  ops.route = route;
+  ops.route_replay = route_replay;
+  ops.route_bwd = route_bwd;
+}
+
+}  // namespace tandem::cuda
