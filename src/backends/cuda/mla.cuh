@@ -1,0 +1,105 @@
+// mla.cuh — what the MLA kernels share: where keys lie, how they are cut into chunks, partial sums.
+//
+// The law of chunks. A query row that sees n keys is attended in chunks of chunk_keys(n) keys from
+// position 0; each chunk gives its own maximum, sum and weighted sum, and the chunks are merged in
+// order of position. Chunks run in parallel, and since their bounds depend on n alone, decode,
+// prefill, any split of a prompt and training give a row the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device_view.cuh"
+#include "ops/mla.h"
+
+namespace tandem::cuda {
+
+inline constexpr int kChunkUnit = 64;     // chunks are whole numbers of tiles of every kernel
+inline constexpr int kMinChunkUnits = 4;  // below, writing and merging partials costs too much
+inline constexpr int kMaxChunks = 64;     // two groups of heads of 64 chunks fill an H200
+
+[[nodiscard]] __host__ __device__ constexpr int chunk_keys(int keys) {
+  const int units = (keys + kChunkUnit - 1) / kChunkUnit;
+  const int per_chunk = (units + kMaxChunks - 1) / kMaxChunks;
+  return kChunkUnit * (per_chunk > kMinChunkUnits ? per_chunk : kMinChunkUnits);
+}
+[[nodiscard]] __host__ __device__ constexpr int num_chunks(int keys) {
+  return (keys + chunk_keys(keys) - 1) / chunk_keys(keys);
+}
+/// A bound of num_chunks(n) for n <= keys.
+[[nodiscard]] constexpr int max_chunks(std::int64_t keys) {
+  constexpr std::int64_t kShortest = kChunkUnit * kMinChunkUnits;
+  const std::int64_t chunks = (keys + kShortest - 1) / kShortest;
+  return static_cast<int>(chunks < kMaxChunks ? chunks : kMaxChunks);
+}
+
+/// Sequence of row t: cu_seqlens[b] <= t < cu_seqlens[b + 1]. In decode it is t itself.
+__device__ __forceinline__ int sequence_of(const std::int32_t* cu_seqlens, int num_seqs, int t) {
+  if (t < num_seqs && cu_seqlens[t] == t && cu_seqlens[t + 1] > t) {
+    return t;
+  }
+  int low = 0;
+  int high = num_seqs - 1;
+  while (low < high) {  // the first b with cu_seqlens[b + 1] > t
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[middle + 1] > t) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+struct PagedKeys {
+  Mat<const float> rows;
+  Mat<const std::int32_t> page_table;
+  int page_size;
+  const std::int32_t* cu_seqlens;
+  const std::int32_t* kv_lens;
+  int num_seqs;
+
+  /// Keys that row t of sequence b sees.
+  __device__ int visible(int b, int t) const {
+    const int keys = kv_lens[b];
+    return keys == 0 ? 0 : keys - (cu_seqlens[b + 1] - 1 - t);
+  }
+  __device__ const float* key(int b, int position) const {
+    const int page = page_table.row(b)[position / page_size];
+    return rows.row(static_cast<std::int64_t>(page) * page_size + position % page_size);
+  }
+};
+
+/// A call, and the rows of it that one launch attends. Partials are laid out [row, chunk, head].
+struct Attention {
+  Cube<float> o;
+  Mat<float> lse;  // data null: not wanted
+  Cube<const float> q;
+  PagedKeys keys;
+  float scale;
+  int num_heads;
+  int dim;
+  int latent;
+  int first_row;
+  int num_rows;
+  int max_chunks;
+  bool aligned;         // q and the cache rows start at multiples of 16 bytes
+  float* partial_o;     // [..., latent] sum of p c
+  float2* partial_sum;  // {maximum of the scores, sum of p}
+
+  __device__ std::int64_t partial(int row, int chunk, int head) const {
+    return (static_cast<std::int64_t>(row) * max_chunks + chunk) * num_heads + head;
+  }
+};
+
+/// The most rows that one launch of the tensor-core kernel takes; 0 when it cannot do the shape.
+[[nodiscard]] int mla_tensor_rows(const ExecCtx& ctx, const Attention& x);
+/// Fills the partials of x's rows on the tensor cores.
+void mla_tensor_chunks(const ExecCtx& ctx, const Attention& x);
+
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+                  const MlaCacheView& cache, const MlaBatch& batch, float scale);
+void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
+                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
+                      ConstI32Vec cu_seqlens, float scale);
+
+}  // namespace tandem::cuda
