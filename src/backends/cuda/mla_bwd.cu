@@ -74,7 +74,7 @@ __device__ __forceinline__ Weights score_gradient(const Backward& x, const float
   return {p, valid ? p * (d_p - delta) * x.scale : 0.0F};
 }
 
-__global__ void __launch_bounds__(kThreads) query_gradients(const Backward x) {
+__global__ void __launch_bounds__(kThreads, 2) query_gradients(const Backward x) {
   extern __shared__ float4 shared[];
   float* const base = reinterpret_cast<float*>(shared);
   const int warps = static_cast<int>(blockDim.x) / kWarp;

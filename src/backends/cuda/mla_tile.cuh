@@ -26,9 +26,10 @@ __device__ __forceinline__ void load_tile(float* tile, int width, int count, con
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   for (int j = static_cast<int>(threadIdx.x) / kWarp; j < kTileRows32; j += warps) {
     float* const to = tile + j * tile_stride(width);
-    const float* const from = j < count ? row(j) : nullptr;
+    const float* const from = row(min(j, count - 1));
+    const bool there = j < count;
     for (int d = lane; d < width; d += kWarp) {
-      to[d] = from != nullptr ? from[d] : 0.0F;
+      to[d] = there ? from[d] : 0.0F;
     }
   }
 }
