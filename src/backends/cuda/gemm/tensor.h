@@ -1,0 +1,15 @@
+// tensor.h — linear layers on the tensor cores, for weights that are not kF32.
+#pragma once
+
+#include <span>
+
+#include "ops/gemm.h"
+
+namespace tandem::cuda {
+
+void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
+                   bool accumulate);
+void tensor_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
+                         std::span<const PackedWeight> w, bool accumulate);
+
+}  // namespace tandem::cuda
