@@ -1,0 +1,41 @@
+// gemm_ops.cpp — the linear family of the CUDA backend: which kernels take a weight.
+#include "backends/cuda/families.h"
+#include "backends/cuda/gemm/exact.h"
+#include "backends/cuda/gemm/pack.h"
+#include "backends/cuda/gemm/tensor.h"
+#include "backends/cuda/runtime/cuda_device.h"
+
+namespace tandem::cuda {
+namespace {
+
+bool on_tensor_cores(const ExecCtx& ctx, const PackedWeight& w) {
+  return w.format != WeightFormat::kF32 && !device_of(ctx).options().exact_linear;
+}
+
+void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
+  if (on_tensor_cores(ctx, w)) {
+    tensor_linear(ctx, y, x, w, accumulate);
+  } else {
+    exact_linear(ctx, y, x, w, accumulate);
+  }
+}
+
+void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
+                  bool accumulate) {
+  if (!w.empty() && on_tensor_cores(ctx, w.front())) {
+    tensor_linear_heads(ctx, y, x, w, accumulate);
+  } else {
+    exact_linear_heads(ctx, y, x, w, accumulate);
+  }
+}
+
+}  // namespace
+
+GemmOps gemm_ops() {
+  return {.pack = pack,
+          .linear = linear,
+          .linear_heads = linear_heads,
+          .weight_grad = exact_weight_grad};
+}
+
+}  // namespace tandem::cuda
