@@ -1,0 +1,40 @@
+// linear_launch.h — the kernels of linear layers, compiled for one weight format a source file.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device_view.cuh"
+#include "backends/cuda/gemm/choose_linear.h"
+#include "ops/exec_ctx.h"
+
+namespace tandem::cuda {
+
+inline constexpr int kMaxHeads = 128;  // of one launch
+
+struct LinearArgs {
+  const std::uint8_t* weights[kMaxHeads];  // PackedWeight::data of each head
+  TensorShape shape;                       // of all of them
+  Cube<float> y;                           // [T, H, out]
+  Cube<const float> x;                     // [T, H, in], decode path
+  Cube<const std::uint16_t> x_bf16;        // [T, H, in filled up to tiles], the path for many rows
+  std::int64_t tokens;                     // T
+  bool accumulate;
+  bool pairs;  // F32Inputs::pairs
+  StreamPlan plan;
+  int cluster;
+};
+
+template <WeightFormat F>
+void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const LinearArgs& args,
+                   int heads);
+
+extern template void launch_linear<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
+                                                        const LinearArgs&, int);
+extern template void launch_linear<WeightFormat::kFp8Block>(const ExecCtx&, const LinearConfig&,
+                                                            const LinearArgs&, int);
+extern template void launch_linear<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
+                                                         const LinearArgs&, int);
+extern template void launch_linear<WeightFormat::kNvFp4>(const ExecCtx&, const LinearConfig&,
+                                                         const LinearArgs&, int);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,9 @@
+// tensor_linear_mxfp4.cu — linear_kernels.cuh for one weight format.
+#include "backends/cuda/gemm/linear_kernels.cuh"
+
+namespace tandem::cuda {
+
+template void launch_linear<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
+                                               const LinearArgs&, int);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,9 @@
+// tensor_linear_nvfp4.cu — linear_kernels.cuh for one weight format.
+#include "backends/cuda/gemm/linear_kernels.cuh"
+
+namespace tandem::cuda {
+
+template void launch_linear<WeightFormat::kNvFp4>(const ExecCtx&, const LinearConfig&,
+                                               const LinearArgs&, int);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,47 @@
+// memory.cuh — loads of weights that are read once, and asynchronous copies to shared memory. One
+// wrapper an instruction.
+#pragma once
+
+#include <cstdint>
+
+namespace tandem::cuda::ptx {
+
+// Loads of what no kernel in flight writes, and that leave the L1 cache to the activations. Volatile:
+// they stay in program order, before the instructions that use them.   PTX ISA 7.4, sm_70.
+__device__ __forceinline__ uint4 load_streaming_16(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+__device__ __forceinline__ uint2 load_streaming_8(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(from));
+  return v;
+}
+__device__ __forceinline__ std::uint32_t load_streaming_4(const void* from) {
+  std::uint32_t v;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
+
+/// 16 bytes to shared memory, the first `bytes` of them from `from`, zeros after.   PTX ISA 7.0,
+/// sm_80. Complete after a wait for the thread's group, visible to others after a barrier.
+__device__ __forceinline__ void cp_async_16(void* to_shared, const void* from, int bytes = 16) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Waits until at most `kPending` of the thread's latest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace tandem::cuda::ptx
