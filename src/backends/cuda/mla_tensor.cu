@@ -1,0 +1,509 @@
+// mla_tensor.cu — chunks of absorbed MLA on the tensor cores.   Contract: ops/mla.h, mla.cuh
+// Oracle: ops/ref/mla_ref.h
+// Math      s = scale q . row; p = exp(s - max); partial sums of p and of p c, per row, head and
+// chunk Schedule  An item is (row, chunk, group of up to 48 heads); a grid of one block an SM walks
+// over the
+//           items. 4 warps load: cache rows in fp32 through registers, as bf16 into a ring of two
+//           tiles of 64 keys. 8 warps multiply, for each tile:
+//             scores   [heads, 64]: warp w has 16 keys and half of the channels (fewer reads of
+//                      shared memory than 8 keys and all channels); the halves meet in shared
+//                      memory
+//             softmax  a warp a row of scores; weights in bf16 into shared memory
+//             sums     [heads, latent]: warp w has latent / 8 channels, in registers for the chunk
+// Barriers  full[stage]: loaders to math; empty[stage]: math to loaders; one among the math warps.
+// Traffic   K3 (96 heads, 2 groups), a key: 2,304 bytes from memory, twice that from L2, 209 kFLOP.
+// Numerics  bf16 products, fp32 sums; weights unnormalised in bf16, their sum in fp32. A head's
+// result
+//           does not depend on the other heads, rows or sequences.
+// Launch    grid depends on shapes only; graph-safe.
+#include <algorithm>
+#include <cmath>
+
+#include <cuda_bf16.h>
+
+#include "backends/cuda/mla_tensor.cuh"
+#include "backends/cuda/ptx/ldmatrix.cuh"
+#include "backends/cuda/ptx/mma.cuh"
+#include "backends/cuda/ptx/named_barrier.cuh"
+#include "backends/cuda/runtime/check.h"
+#include "backends/cuda/runtime/cuda_device.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kFullBarrier = 1;  // + stage
+constexpr int kEmptyBarrier = kFullBarrier + kStages;
+constexpr int kMathBarrier = kEmptyBarrier + kStages;
+
+constexpr float kLog2e = 1.44269504F;
+
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ void math_barrier() {
+  ptx::named_barrier_sync(kMathBarrier, kMathThreads);
+}
+
+__device__ __forceinline__ float4 load_4(const float* from, bool aligned) {
+  return aligned ? __ldcg(reinterpret_cast<const float4*>(from))
+                 : float4{from[0], from[1], from[2], from[3]};
+}
+
+/// What every thread knows of its block.
+struct Block {
+  const Attention& x;
+  HeadGroups groups;
+  TensorShared at;
+  char* shared;
+  int num_items;
+
+  __device__ const Plan& plan() const { return *reinterpret_cast<const Plan*>(shared + at.plan); }
+  __device__ char* tile(int number) const {
+    return shared + at.tiles + number % kStages * at.tile_bytes;
+  }
+  __device__ Item item(int number) const { return Item(x, plan(), groups, number); }
+};
+
+// ---- loaders ------------------------------------------------------------------------------------
+
+// 8 lanes read 128 adjacent bytes of a key; a warp's 4 keys lie 4 rows apart in the tile, so that
+// the halves of a store of 8 bytes a lane fill all banks.
+constexpr int kLanesPerKey = 8;
+constexpr int kUnitLoads = 9;  // float4 a lane: with two units in flight, 18 to 36 KiB an SM
+constexpr int kUnitChannels = kUnitLoads * kLanesPerKey * 4;
+constexpr int kKeysPerLane = kTileKeys / (kLoadWarps * kWarp / kLanesPerKey);
+
+/// Walks over the units of a lane: the parts of its keys of the tiles of the block's items.
+struct Unit {
+  Item item;
+  int number;  // of the item
+  int tile;    // tiles of the block before this one
+  int first;   // key of the tile
+  int key;     // of this lane's in the tile
+  int part;
+
+  __device__ explicit Unit(const Block& block)
+      : item(block.item(static_cast<int>(blockIdx.x))),
+        number(static_cast<int>(blockIdx.x)),
+        tile(0),
+        first(item.begin),
+        key(0),
+        part(0) {}
+  __device__ bool valid(const Block& block) const { return number < block.num_items; }
+  __device__ bool starts_tile() const { return key == 0 && part == 0; }
+  __device__ bool ends_tile(int parts) const {
+    return key == kKeysPerLane - 1 && part == parts - 1;
+  }
+  __device__ void advance(const Block& block, int parts) {
+    if (++part < parts) {
+      return;
+    }
+    part = 0;
+    if (++key < kKeysPerLane) {
+      return;
+    }
+    key = 0;
+    ++tile;
+    first += kTileKeys;
+    if (first < item.end) {
+      return;
+    }
+    number += static_cast<int>(gridDim.x);
+    if (number < block.num_items) {
+      item = block.item(number);
+      first = item.begin;
+    }
+  }
+  /// The lane's key in the tile.
+  __device__ int row() const {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp - kMathWarps;
+    const int quarter = static_cast<int>(threadIdx.x) % kWarp / kLanesPerKey;
+    return warp * (kTileKeys / kLoadWarps) + quarter * kKeysPerLane + key;
+  }
+  __device__ int channel() const {
+    return part * kUnitChannels + static_cast<int>(threadIdx.x) % kLanesPerKey * 4;
+  }
+};
+
+/// Keys that the row does not see are zeros: what their memory holds must not meet a weight of 0.
+template <bool kAligned>
+__device__ __forceinline__ void load_unit(const Block& block, const Unit& unit,
+                                          float4 (&data)[kUnitLoads]) {
+  const int position = unit.first + unit.row();
+  const bool there = position < unit.item.end;
+  const float* const from =
+      block.x.keys.key(unit.item.seq, there ? position : unit.first) + unit.channel();
+#pragma unroll
+  for (int i = 0; i < kUnitLoads; ++i) {
+    const int channel = i * kLanesPerKey * 4;
+    data[i] = there && unit.channel() + channel < block.x.dim ? load_4(from + channel, kAligned)
+                                                              : float4{};
+  }
+}
+
+__device__ __forceinline__ void store_unit(const Block& block, const Unit& unit, int parts,
+                                           const float4 (&data)[kUnitLoads]) {
+  const int stage = unit.tile % kStages;
+  if (unit.starts_tile() && unit.tile >= kStages) {
+    ptx::named_barrier_sync(kEmptyBarrier + stage, kTensorThreads);  // the tile has been used
+  }
+  char* const to = block.tile(unit.tile) + unit.row() * block.at.row_bytes + unit.channel() * 2;
+#pragma unroll
+  for (int i = 0; i < kUnitLoads; ++i) {
+    const int channel = i * kLanesPerKey * 4;
+    if (unit.channel() + channel < block.x.dim) {
+      *reinterpret_cast<uint2*>(to + channel * 2) = {pack_bf16(data[i].x, data[i].y),
+                                                     pack_bf16(data[i].z, data[i].w)};
+    }
+  }
+  if (unit.ends_tile(parts)) {
+    ptx::named_barrier_arrive(kFullBarrier + stage, kTensorThreads);
+  }
+}
+
+/// Two units in turn: the next one's loads are in flight while one is stored.
+template <bool kAligned>
+__device__ void load_tiles(const Block& block) {
+  const int parts = (block.x.dim + kUnitChannels - 1) / kUnitChannels;
+  Unit unit(block);
+  float4 even[kUnitLoads];
+  float4 odd[kUnitLoads];
+  load_unit<kAligned>(block, unit, even);
+  while (unit.valid(block)) {  // a tile has an even number of units
+    Unit next = unit;
+    next.advance(block, parts);
+    load_unit<kAligned>(block, next, odd);
+    store_unit(block, unit, parts, even);
+    unit = next;
+    unit.advance(block, parts);
+    if (unit.valid(block)) {
+      load_unit<kAligned>(block, unit, even);
+    }
+    store_unit(block, next, parts, odd);
+  }
+  for (int tile = max(unit.tile - kStages, 0); tile < unit.tile; ++tile) {
+    ptx::named_barrier_sync(kEmptyBarrier + tile % kStages, kTensorThreads);  // pairs the last uses
+  }
+}
+
+// ---- math ---------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int math_warp() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+__device__ __forceinline__ int lane_id() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+
+/// The item's queries in bf16; heads that do not exist are zeros.
+template <int kHeadTiles>
+__device__ __forceinline__ void load_queries(const Block& block, const Item& item) {
+  constexpr int kRows = kHeadTiles * kMmaRows / kMathWarps;
+  const Attention& x = block.x;
+  for (int channel = lane_id() * 4; channel < x.dim; channel += kWarp * 4) {
+    float4 data[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int head = item.head + math_warp() + i * kMathWarps;
+      data[i] = head < x.num_heads
+                    ? load_4(x.q.row(x.first_row + item.row, head) + channel, x.aligned)
+                    : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      char* const to = block.shared + block.at.q +
+                       (math_warp() + i * kMathWarps) * block.at.row_bytes + channel * 2;
+      *reinterpret_cast<uint2*>(to) = {pack_bf16(data[i].x, data[i].y),
+                                       pack_bf16(data[i].z, data[i].w)};
+    }
+  }
+}
+
+// Warp w multiplies keys 16 (w % 4) .. + 15 over half w / 4 of the channels.
+constexpr int kScoreKeys = 16;
+constexpr int kKeyGroups = kTileKeys / kScoreKeys;
+
+template <int kHeadTiles>
+__device__ __forceinline__ void multiply_scores(const Block& block, const char* tile,
+                                                float (&s)[kHeadTiles][2][4]) {
+  const int lane = lane_id();
+  const int bytes = block.at.row_bytes;
+  const int steps = block.x.dim / 16;
+  const int middle = (steps + 1) / 2;
+  const bool upper = math_warp() >= kKeyGroups;
+  const int key = math_warp() % kKeyGroups * kScoreKeys + lane / 16 * 8 + lane % 8;
+  const char* const a_row = block.shared + block.at.q + lane % 16 * bytes + lane / 16 * 16;
+  const char* const b_row = tile + key * bytes + lane / 8 % 2 * 16;
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[m][0][i] = 0.0F;
+      s[m][1][i] = 0.0F;
+    }
+  }
+#pragma unroll 3
+  for (int step = upper ? middle : 0; step < (upper ? steps : middle); ++step) {
+    std::uint32_t b[4];
+    ptx::ldmatrix_x4(b, b_row + step * 32);
+    const std::uint32_t low[2] = {b[0], b[1]};
+    const std::uint32_t high[2] = {b[2], b[3]};
+#pragma unroll
+    for (int m = 0; m < kHeadTiles; ++m) {
+      std::uint32_t a[4];
+      ptx::ldmatrix_x4(a, a_row + m * kMmaRows * bytes + step * 32);
+      ptx::mma_m16n8k16_bf16(s[m][0], a, low);
+      ptx::mma_m16n8k16_bf16(s[m][1], a, high);
+    }
+  }
+}
+
+/// Adds the two halves: the lower warp of a pair finishes its first 8 keys, the upper one the
+/// others.
+template <int kHeadTiles>
+__device__ __forceinline__ void add_halves(const Block& block, float (&s)[kHeadTiles][2][4]) {
+  const bool upper = math_warp() >= kKeyGroups;
+  float* const row = reinterpret_cast<float*>(block.shared + block.at.scores) +
+                     lane_id() / 4 * kScoreStride + math_warp() % kKeyGroups * kScoreKeys +
+                     lane_id() % 4 * 2;
+  float* const given = row + (upper ? 0 : 8);
+  float* const kept = row + (upper ? 8 : 0);
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(given + (m * kMmaRows + i * 8) * kScoreStride) =
+          upper ? float2{s[m][0][2 * i], s[m][0][2 * i + 1]}
+                : float2{s[m][1][2 * i], s[m][1][2 * i + 1]};
+    }
+  }
+  math_barrier();  // both halves have given
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2& sum = *reinterpret_cast<float2*>(kept + (m * kMmaRows + i * 8) * kScoreStride);
+      const float first = upper ? s[m][1][2 * i] : s[m][0][2 * i];
+      const float second = upper ? s[m][1][2 * i + 1] : s[m][0][2 * i + 1];
+      sum = {sum.x + first, sum.y + second};
+    }
+  }
+  math_barrier();  // the scores are complete
+}
+
+/// Lane i's maximum and sum of row w + 8 i of the scores, warp w's i-th.
+struct RowSums {
+  float top = -INFINITY;
+  float sum = 0.0F;
+};
+
+/// Weights, shrinks and sums of the warp's rows; a lane has keys 2 lane and 2 lane + 1.
+template <int kRows>
+__device__ __forceinline__ void softmax(const Block& block, int count, RowSums& mine) {
+  const int lane = lane_id();
+  const bool first_valid = 2 * lane < count;
+  const bool second_valid = 2 * lane + 1 < count;
+  const auto* const scores = reinterpret_cast<const float*>(block.shared + block.at.scores);
+  auto* const weights = reinterpret_cast<std::uint32_t*>(block.shared + block.at.weights);
+  auto* const shrinks = reinterpret_cast<float*>(block.shared + block.at.shrink);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = math_warp() + i * kMathWarps;
+    const auto s = *reinterpret_cast<const float2*>(scores + row * kScoreStride + 2 * lane);
+    const float first = first_valid ? s.x * block.x.scale : -INFINITY;
+    const float second = second_valid ? s.y * block.x.scale : -INFINITY;
+    const float top = __shfl_sync(kFullWarp, mine.top, i);
+    const float next = fmaxf(top, warp_max(fmaxf(first, second)));
+    const float shrink = exp2f((top - next) * kLog2e);
+    const float p = first_valid ? exp2f((first - next) * kLog2e) : 0.0F;
+    const float r = second_valid ? exp2f((second - next) * kLog2e) : 0.0F;
+    weights[row * (kWeightStride / 2) + lane] = pack_bf16(p, r);
+    const float total = warp_sum(p + r);
+    if (lane == i) {
+      mine.sum = fmaf(mine.sum, shrink, total);
+      mine.top = next;
+      shrinks[row] = shrink;
+    }
+  }
+}
+
+/// o = o * shrink + weights . tile, on the warp's 8 * kLatentTiles channels.
+template <int kHeadTiles, int kLatentTiles>
+__device__ __forceinline__ void add_values(const Block& block, const char* tile,
+                                           float (&o)[kHeadTiles][kLatentTiles][4]) {
+  const int lane = lane_id();
+  const int bytes = block.at.row_bytes;
+  const auto* const shrinks = reinterpret_cast<const float*>(block.shared + block.at.shrink);
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+    const float upper = shrinks[m * kMmaRows + lane / 4];
+    const float lower = shrinks[m * kMmaRows + lane / 4 + 8];
+    if (__any_sync(kFullWarp, upper != 1.0F || lower != 1.0F)) {
+#pragma unroll
+      for (int n = 0; n < kLatentTiles; ++n) {
+        o[m][n][0] *= upper;
+        o[m][n][1] *= upper;
+        o[m][n][2] *= lower;
+        o[m][n][3] *= lower;
+      }
+    }
+  }
+  const char* const a_row =
+      block.shared + block.at.weights + lane % 16 * (kWeightStride * 2) + lane / 16 * 16;
+  const char* const b_row =
+      tile + (lane / 8 % 2 * 8 + lane % 8) * bytes + (math_warp() * kLatentTiles + lane / 16) * 16;
+#pragma unroll
+  for (int step = 0; step < kTileKeys / 16; ++step) {
+    std::uint32_t a[kHeadTiles][4];
+#pragma unroll
+    for (int m = 0; m < kHeadTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], a_row + m * kMmaRows * (kWeightStride * 2) + step * 32);
+    }
+#pragma unroll
+    for (int n = 0; n < kLatentTiles; n += 2) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, b_row + step * 16 * bytes + n * 16);
+      const std::uint32_t low[2] = {b[0], b[1]};
+      const std::uint32_t high[2] = {b[2], b[3]};
+#pragma unroll
+      for (int m = 0; m < kHeadTiles; ++m) {
+        ptx::mma_m16n8k16_bf16(o[m][n], a[m], low);
+        ptx::mma_m16n8k16_bf16(o[m][n + 1], a[m], high);
+      }
+    }
+  }
+}
+
+template <int kHeadTiles, int kLatentTiles>
+__device__ __forceinline__ void store_values(const Block& block, const Item& item,
+                                             const float (&o)[kHeadTiles][kLatentTiles][4]) {
+  const Attention& x = block.x;
+  const int channel = math_warp() * kLatentTiles * 8 + lane_id() % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int head = item.head + m * kMmaRows + half * 8 + lane_id() / 4;
+      if (head < x.num_heads) {
+        float* const to = x.partial_o + x.partial(item.row, item.chunk, head) * x.latent + channel;
+#pragma unroll
+        for (int n = 0; n < kLatentTiles; ++n) {
+          *reinterpret_cast<float2*>(to + n * 8) = {o[m][n][2 * half], o[m][n][2 * half + 1]};
+        }
+      }
+    }
+  }
+}
+
+template <int kRows>
+__device__ __forceinline__ void store_sums(const Block& block, const Item& item, RowSums mine) {
+  const int head = item.head + math_warp() + lane_id() * kMathWarps;
+  if (lane_id() < kRows && head < block.x.num_heads) {
+    block.x.partial_sum[block.x.partial(item.row, item.chunk, head)] = {mine.top, mine.sum};
+  }
+}
+
+template <int kHeadTiles, int kLatentTiles>
+__device__ void multiply_tiles(const Block& block) {
+  constexpr int kRows = kHeadTiles * kMmaRows / kMathWarps;
+  int number = 0;  // of the tile
+  for (int i = static_cast<int>(blockIdx.x); i < block.num_items;
+       i += static_cast<int>(gridDim.x)) {
+    const Item item = block.item(i);
+    load_queries<kHeadTiles>(block, item);
+    math_barrier();  // the queries are there; the last item's weights have been read
+    float o[kHeadTiles][kLatentTiles][4] = {};
+    RowSums sums;
+    for (int first = item.begin; first < item.end; first += kTileKeys, ++number) {
+      const int stage = number % kStages;
+      const char* const tile = block.tile(number);
+      ptx::named_barrier_sync(kFullBarrier + stage, kTensorThreads);  // the tile has been loaded
+      float s[kHeadTiles][2][4];
+      multiply_scores(block, tile, s);
+      add_halves(block, s);
+      softmax<kRows>(block, item.end - first, sums);
+      math_barrier();  // weights and shrinks are there
+      add_values(block, tile, o);
+      ptx::named_barrier_arrive(kEmptyBarrier + stage, kTensorThreads);
+    }
+    store_values(block, item, o);
+    store_sums<kRows>(block, item, sums);
+  }
+}
+
+template <int kHeadTiles, int kLatentTiles>
+__global__ void __launch_bounds__(kTensorThreads, 1)
+    attend_chunks(const __grid_constant__ Attention x) {
+  extern __shared__ uint4 bytes[];
+  Block block{x, HeadGroups(x.num_heads), TensorShared(kHeadTiles, x.dim),
+              reinterpret_cast<char*>(bytes), 0};
+  Plan& plan = *reinterpret_cast<Plan*>(block.shared + block.at.plan);
+  plan.build(x);
+  block.num_items = plan.first_item[x.num_rows] * block.groups.count;
+  if (static_cast<int>(blockIdx.x) >= block.num_items) {
+    return;
+  }
+  if (math_warp() < kMathWarps) {
+    multiply_tiles<kHeadTiles, kLatentTiles>(block);
+  } else if (x.aligned) {
+    load_tiles<true>(block);
+  } else {
+    load_tiles<false>(block);
+  }
+}
+
+using Kernel = void (*)(Attention);
+
+template <int kHeadTiles>
+Kernel kernel_of(int latent) {
+  switch (latent) {
+    case 128:
+      return attend_chunks<kHeadTiles, 2>;
+    case 256:
+      return attend_chunks<kHeadTiles, 4>;
+    case 512:
+      return attend_chunks<kHeadTiles, 8>;
+    default:
+      return nullptr;
+  }
+}
+
+Kernel kernel_of(const HeadGroups& groups, int latent) {
+  switch (groups.tiles) {
+    case 1:
+      return kernel_of<1>(latent);
+    case 2:
+      return kernel_of<2>(latent);
+    default:
+      return kernel_of<kMaxHeadTiles>(latent);
+  }
+}
+
+}  // namespace
+
+int mla_tensor_rows(const ExecCtx& ctx, const Attention& x) {
+  const CudaDevice& device = device_of(ctx);
+  const HeadGroups groups(x.num_heads);
+  const bool fits = x.num_heads >= 8 && x.dim % 16 == 0 && x.dim >= x.latent &&
+                    kernel_of(groups, x.latent) != nullptr &&
+                    TensorShared(groups.tiles, x.dim).total <= device.info().smem_per_block;
+  return fits && !device.options().exact_linear ? kTensorRows : 0;
+}
+
+void mla_tensor_chunks(const ExecCtx& ctx, const Attention& x) {
+  CudaDevice& device = device_of(ctx);
+  const HeadGroups groups(x.num_heads);
+  const Kernel kernel = kernel_of(groups, x.latent);
+  const int bytes = TensorShared(groups.tiles, x.dim).total;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "giving mla_absorbed its shared memory");
+  const int items = x.num_rows * x.max_chunks * groups.count;
+  const int blocks = std::min(items, device.info().num_sms);
+  kernel<<<static_cast<unsigned>(blocks), kTensorThreads, static_cast<std::size_t>(bytes),
+           device.stream()>>>(x);
+  device.launched("mla_absorbed");
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,139 @@
+// mla_tensor.cuh — the parts of mla_tensor.cu that lay out work and shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/mla.cuh"
+#include "backends/cuda/reduce.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr int kTileKeys = kChunkUnit;
+inline constexpr int kMathWarps = 8;
+inline constexpr int kLoadWarps = 4;
+inline constexpr int kMathThreads = kMathWarps * kWarp;
+inline constexpr int kTensorThreads = (kMathWarps + kLoadWarps) * kWarp;
+inline constexpr int kStages = 2;        // key tiles in shared memory
+inline constexpr int kTensorRows = 256;  // rows of a launch, each with a place in the plan
+inline constexpr int kMmaRows = 16;      // heads of an mma
+inline constexpr int kMaxHeadTiles = 3;  // 48 heads x 512 channels are 96 sums a math thread
+inline constexpr int kScoreStride = kTileKeys + 8;   // floats: 8 rows of pairs in distinct banks
+inline constexpr int kWeightStride = kTileKeys + 8;  // bf16: 8 rows of 16 bytes in distinct banks
+static_assert(kTensorRows <= kTensorThreads);
+
+/// How heads are dealt to blocks: groups of `tiles` mma tiles. A function of the model alone.
+struct HeadGroups {
+  int tiles;
+  int count;
+
+  __host__ __device__ explicit HeadGroups(int heads) {
+    const int all = (heads + kMmaRows - 1) / kMmaRows;
+    count = (all + kMaxHeadTiles - 1) / kMaxHeadTiles;
+    tiles = (all + count - 1) / count;
+  }
+};
+
+/// Shared memory of a block: offsets in bytes.
+struct TensorShared {
+  int row_bytes;  // of a query or a key in bf16; 16 bytes more than it needs, so that the 8 rows of
+                  // an ldmatrix lie in distinct banks
+  int tile_bytes;
+  int q;        // [heads of the group] rows
+  int tiles;    // [kStages, kTileKeys] rows
+  int scores;   // [heads, kScoreStride] floats
+  int weights;  // [heads, kWeightStride] bf16
+  int shrink;   // [heads] floats
+  int plan;     // Plan
+  int total;
+
+  __host__ __device__ TensorShared(int head_tiles, int dim);
+};
+
+/// The items of a launch: first_item[r] chunks come before row r's.
+struct Plan {
+  int first_item[kTensorRows + 1];
+  int seq[kTensorRows];
+  int visible[kTensorRows];
+
+  /// All threads of the block must call.
+  __device__ void build(const Attention& x);
+};
+
+inline __host__ __device__ TensorShared::TensorShared(int head_tiles, int dim) {
+  const int heads = head_tiles * kMmaRows;
+  row_bytes = dim * 2 + 16;
+  tile_bytes = kTileKeys * row_bytes;
+  q = 0;
+  tiles = heads * row_bytes;
+  scores = tiles + kStages * tile_bytes;
+  weights = scores + heads * kScoreStride * 4;
+  shrink = weights + heads * kWeightStride * 2;
+  plan = shrink + heads * 4;
+  total = plan + static_cast<int>(sizeof(Plan));
+}
+
+inline __device__ void Plan::build(const Attention& x) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < x.num_rows) {
+    const int t = x.first_row + row;
+    seq[row] = sequence_of(x.keys.cu_seqlens, x.keys.num_seqs, t);
+    visible[row] = x.keys.visible(seq[row], t);
+    first_item[row + 1] = visible[row] > 0 ? num_chunks(visible[row]) : 0;
+  }
+  __syncthreads();
+  if (row < kWarp) {  // the counts become sums
+    int before = 0;
+    for (int first = 0; first < x.num_rows; first += kWarp) {
+      const int i = first + row;
+      int sum = i < x.num_rows ? first_item[i + 1] : 0;
+#pragma unroll
+      for (int offset = 1; offset < kWarp; offset *= 2) {
+        const int left = __shfl_up_sync(kFullWarp, sum, offset);
+        sum += row >= offset ? left : 0;
+      }
+      sum += before;
+      if (i < x.num_rows) {
+        first_item[i + 1] = sum;
+      }
+      before = __shfl_sync(kFullWarp, sum, kWarp - 1);
+    }
+    if (row == 0) {
+      first_item[0] = 0;
+    }
+  }
+  __syncthreads();
+}
+
+/// A chunk of a row's keys for one group of heads.
+struct Item {
+  int row;  // of the launch
+  int seq;
+  int chunk;
+  int head;   // first of the group
+  int begin;  // keys
+  int end;
+
+  /// Groups of heads of one chunk are neighbours: they run together and share its keys in L2.
+  __device__ Item(const Attention& x, const Plan& plan, const HeadGroups& groups, int number) {
+    const int index = number / groups.count;
+    head = number % groups.count * groups.tiles * kMmaRows;
+    int low = 0;
+    int high = x.num_rows - 1;
+    while (low < high) {  // the first row with first_item[row + 1] > index
+      const int middle = (low + high) / 2;
+      if (plan.first_item[middle + 1] > index) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    row = low;
+    seq = plan.seq[row];
+    chunk = index - plan.first_item[row];
+    const int size = chunk_keys(plan.visible[row]);
+    begin = chunk * size;
+    end = min(begin + size, plan.visible[row]);
+  }
+};
+
+}  // namespace tandem::cuda
