@@ -35,7 +35,7 @@ BatchBuilder::BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs,
   at_.kv_lens = place(max_seqs_);
   at_.logit_rows = place(max_seqs_);
   at_.page_table = place(max_seqs_ * max_pages_per_seq_);
-  host_.resize(usize(size));
+  host_ = Storage(size * 4, device.host_visible() ? device : host_device());
   if (!device.host_visible()) {
     on_device_ = Storage(size * 4, device);
   }
@@ -51,7 +51,7 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
   const std::int64_t num_seqs = std::max(isize(chunks), bucket.num_seqs);
   const std::int64_t num_pages = std::max(widest_table(chunks), bucket.num_pages);
   TDM_CHECK(num_seqs <= max_seqs_ && num_pages <= max_pages_per_seq_, num_seqs, num_pages);
-  std::int32_t* const base = host_.data();
+  std::int32_t* const base = host_.as<std::int32_t>().data();
   std::int32_t* const cu_seqlens = base + at_.cu_seqlens;
   std::int64_t row = 0;
   std::int64_t num_logits = 0;

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "engine/scheduler/scheduler.h"
 #include "models/model.h"
@@ -45,8 +44,8 @@ class BatchBuilder {
   std::int64_t max_seqs_;
   std::int64_t max_pages_per_seq_;
   Layout at_;
-  std::vector<std::int32_t> host_;
-  Storage on_device_;  // empty where the device reads host memory
+  Storage host_;       // on the device itself where the host sees it
+  Storage on_device_;  // else this is
 };
 
 }  // namespace tandem

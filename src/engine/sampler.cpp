@@ -16,8 +16,8 @@ constexpr std::int64_t kResultBytes = sizeof(std::int32_t) + sizeof(float);
 Sampler::Sampler(std::int64_t max_rows, Device& device)
     : device_(device),
       max_rows_(max_rows),
-      host_inputs_(max_rows * kInputBytes),
-      host_results_(max_rows * kResultBytes),
+      host_inputs_(max_rows * kInputBytes, device.host_visible() ? device : host_device()),
+      host_results_(max_rows * kResultBytes, device.host_visible() ? device : host_device()),
       sampled_(usize(max_rows)) {
   if (!device.host_visible()) {
     device_inputs_ = Storage(max_rows * kInputBytes, device);

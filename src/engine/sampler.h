@@ -50,8 +50,8 @@ class Sampler {
   Device& device_;
   std::int64_t max_rows_;
   std::int64_t num_targets_ = 0;
-  Storage host_inputs_, host_results_;
-  Storage device_inputs_, device_results_;  // empty where the device reads host memory
+  Storage host_inputs_, host_results_;      // on the device itself where the host sees it
+  Storage device_inputs_, device_results_;  // else these are
   std::vector<SampledToken> sampled_;
 };
 

@@ -107,6 +107,7 @@ void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStat
   check_cube(o, o.size(0), o.size(1), o.size(2));
   check_seqs(ctx, seqs, o.size(0), pool.num_slots);
   check_pool(pool, seqs, in);
+  TDM_CHECK(ctx.ops->kda.chunk != nullptr);
   const ProfileScope scope(ctx.profiler, "kda_chunk");
   ctx.ops->kda.chunk(ctx, o, in, pool, seqs);
 }

@@ -22,7 +22,7 @@ namespace tandem::test {
 struct Rig {
   FakeModel model;
   ThreadPool pool{1};
-  Arena arena{std::size_t{4} << 20, device_under_test()};
+  Arena arena = arena_under_test();
   ExecCtx ctx{&ops_under_test(), &pool, &arena, nullptr, &device_under_test()};
 
   [[nodiscard]] std::unique_ptr<Engine> engine(const EngineOptions& options) {

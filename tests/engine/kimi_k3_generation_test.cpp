@@ -82,7 +82,7 @@ class KimiK3Generation : public ::testing::Test {
   }
 
   ThreadPool pool_{2};
-  Arena arena_{std::size_t{4} << 20, test::device_under_test()};
+  Arena arena_ = test::arena_under_test();
   ExecCtx ctx_{&test::ops_under_test(), &pool_, &arena_, nullptr, &test::device_under_test()};
   std::unique_ptr<Model> model_ = load_model(ctx_, dir(), {.trainable = true}).value_or_throw();
 };
@@ -140,7 +140,7 @@ TEST_F(KimiK3Generation, TheTrainersForwardGivesTheSamplersLogProbsAndExperts) {
   const TrainBatch batch{.token_ids = {tokens.data(), {rows}},
                          .cu_seqlens = {cu_seqlens.data(), {isize(cu_seqlens)}},
                          .routed = &routed};
-  Arena keep;
+  Arena keep = arena_under_test();
   const ConstF32Mat hidden = model_->forward_train(ctx_, batch, keep);
   std::vector<float> logits(usize(rows * model_->vocab_size()));
   const F32Mat logits_view(logits.data(), {rows, model_->vocab_size()});

@@ -24,7 +24,7 @@ struct PackedForward {
   std::vector<std::int32_t> experts;  // [T, moe_layers * top_k]
   std::vector<float> hidden;          // [T, D]
   std::vector<float> logits;          // [T, V]
-  Arena keep;
+  Arena keep = arena_under_test();
 
   PackedForward(const ExecCtx& ctx, Model& model) {
     for (const auto& prompt : golden_prompts()) {

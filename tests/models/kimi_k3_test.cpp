@@ -123,7 +123,7 @@ TEST_F(KimiK3Test, TrainingForwardEqualsDecodeBitForBit) {
     packed.insert(packed.end(), ids.begin(), ids.end());
     cu_seqlens.push_back(static_cast<std::int32_t>(packed.size()));
   }
-  Arena keep;
+  Arena keep = arena_under_test();
   const std::int64_t rows = isize(packed);
   const ConstF32Mat hidden = model->forward_train(
       *context, {{packed.data(), {rows}}, {cu_seqlens.data(), {isize(cu_seqlens)}}}, keep);
@@ -168,7 +168,7 @@ TEST_F(KimiK3Test, GradientMatchesDirectionalDifferences) {
   RoutedExperts routed{{expert_ids.data(), {24, 8 * 4}}, false};
   const TrainBatch batch{{ids.data(), {24}}, {cu_seqlens.data(), {3}}, &routed};
   const Tensor probe = Tensor::normal(24 * 512, 11, 0.05);  // loss = sum(probe * logits)
-  Arena keep;
+  Arena keep = arena_under_test();
   const auto loss = [&] {
     keep.reset();
     const ConstF32Mat hidden = model->forward_train(*context, batch, keep);

@@ -50,7 +50,7 @@ class Context {
  private:
   OpTable table_;
   ThreadPool pool_;
-  Arena arena_{std::size_t{4} << 20, test::device_under_test()};
+  Arena arena_ = test::arena_under_test();
   ExecCtx ctx_;
 };
 

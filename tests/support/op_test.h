@@ -25,7 +25,7 @@ class TestContext {
  public:
   explicit TestContext(int num_threads = 2)
       : pool_(num_threads),
-        arena_(std::size_t{4} << 20, device_under_test()),
+        arena_(arena_under_test()),
         ctx_{&ops_under_test(), &pool_, &arena_, nullptr, &device_under_test()} {}
   [[nodiscard]] const ExecCtx& operator*() const { return ctx_; }
 

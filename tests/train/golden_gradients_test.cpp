@@ -113,7 +113,7 @@ TEST_F(GoldenTraining, GradientOfEveryParameter) {
   }
   const std::vector<MicroBatch> batches = pack_sequences(sequences, 4096);
   ASSERT_EQ(batches.size(), 1U);
-  TokenPass pass(*model);
+  TokenPass pass(*model, device_under_test());
   model->parameters().zero_grads();
   const TokenPass::Result forward = pass.forward(*context, batches[0], 1.0F);
   ASSERT_EQ(forward.logprobs.size(), 56U);

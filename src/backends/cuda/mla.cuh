@@ -52,7 +52,7 @@ __device__ __forceinline__ int sequence_of(const std::int32_t* cu_seqlens, int n
 
 struct PagedKeys {
   Mat<const float> rows;
-  Mat<const std::int32_t> page_table;
+  Mat<const std::int32_t> page_table;  // data null: the keys are the batch's own rows
   int page_size;
   const std::int32_t* cu_seqlens;
   const std::int32_t* kv_lens;
@@ -60,10 +60,16 @@ struct PagedKeys {
 
   /// Keys that row t of sequence b sees.
   __device__ int visible(int b, int t) const {
+    if (page_table.data == nullptr) {
+      return t - cu_seqlens[b] + 1;
+    }
     const int keys = kv_lens[b];
     return keys == 0 ? 0 : keys - (cu_seqlens[b + 1] - 1 - t);
   }
   __device__ const float* key(int b, int position) const {
+    if (page_table.data == nullptr) {
+      return rows.row(static_cast<std::int64_t>(cu_seqlens[b]) + position);
+    }
     const int page = page_table.row(b)[position / page_size];
     return rows.row(static_cast<std::int64_t>(page) * page_size + position % page_size);
   }

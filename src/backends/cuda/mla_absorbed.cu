@@ -180,23 +180,26 @@ void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
   if (o_lat.empty()) {
     return;
   }
+  const std::int64_t most_keys =
+      cache.is_batch() ? rows : cache.page_table.size(1) * cache.page_size;
   const ArenaScope scope(*ctx.workspace);
   Attention x{.o = device_cube(o_lat),
               .lse = {lse.empty() ? nullptr : lse.data(), lse.stride(0)},
               .q = device_cube(q),
               .keys = {.rows = {cache.rows.data(), cache.rows.stride(0)},
-                       .page_table = device_mat(cache.page_table),
+                       .page_table = {cache.is_batch() ? nullptr : cache.page_table.data(),
+                                      cache.page_table.stride(0)},
                        .page_size = static_cast<int>(cache.page_size),
                        .cu_seqlens = batch.cu_seqlens.data(),
                        .kv_lens = batch.kv_lens.data(),
-                       .num_seqs = static_cast<int>(batch.kv_lens.size(0))},
+                       .num_seqs = static_cast<int>(batch.cu_seqlens.size(0)) - 1},
               .scale = scale,
               .num_heads = static_cast<int>(q.size(1)),
               .dim = static_cast<int>(q.size(2)),
               .latent = static_cast<int>(o_lat.size(2)),
               .first_row = 0,
               .num_rows = 0,
-              .max_chunks = std::max(max_chunks(cache.page_table.size(1) * cache.page_size), 1),
+              .max_chunks = std::max(max_chunks(most_keys), 1),
               .aligned = rows_aligned(q) && rows_aligned(cache.rows),
               .partial_o = nullptr,
               .partial_sum = nullptr};
