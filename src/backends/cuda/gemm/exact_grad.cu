@@ -60,7 +60,7 @@ struct ColumnsOperand {
 };
 
 template <typename Tile, int kCount>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     weight_grad_kernel(const __grid_constant__ GradArgs<kCount> args) {
   const GradShape& s = args.shape;
   const std::int64_t z = blockIdx.z;

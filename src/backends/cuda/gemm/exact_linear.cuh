@@ -37,23 +37,25 @@ struct LinearArgs {
 };
 inline constexpr int kWeightsPerLaunch = 896;  // K3's experts; 7 KiB of the 32 a launch may carry
 
-/// Rows of x: each row's offset lies in shared memory, -1 where the tile has none.
+/// Rows of a row-major matrix: each one's offset lies in shared memory (in registers they would
+/// cost too many), -1 where the tile has none.
 struct RowsOperand {
   static constexpr bool kDepthContiguous = true;
   using Raw = float;
-  const float* x;
+  const float* data;
   const std::int64_t* offsets;
   std::int64_t depth;
 
   __device__ Raw fetch(int wide, std::int64_t k) const {
     const std::int64_t offset = offsets[wide];
-    return offset >= 0 && k < depth ? x[offset + k] : 0.0F;
+    return offset >= 0 && k < depth ? data[offset + k] : 0.0F;
   }
   __device__ float value(Raw raw) const { return raw; }
 };
 
+/// Outputs of a weight that is kept in tiles.
 template <WeightFormat kFormat>
-struct WeightOperand {
+struct TiledOperand {
   static constexpr bool kDepthContiguous = true;
   using Raw = typename WeightReader<kFormat>::Raw;
   WeightReader<kFormat> reader;
@@ -67,8 +69,23 @@ struct WeightOperand {
   __device__ float value(Raw raw) const { return reader.value(raw); }
 };
 
+/// Outputs from `first` on. `offsets`: kN places in shared memory, which this fills; a barrier must
+/// follow.
+template <typename Tile, WeightFormat kFormat>
+__device__ __forceinline__ auto weight_operand(const std::uint8_t* weight, const WeightShape& shape,
+                                               std::int64_t first, std::int64_t* offsets) {
+  if constexpr (kFormat == WeightFormat::kF32) {
+    for (int n = static_cast<int>(threadIdx.x); n < Tile::kN; n += Tile::kThreads) {
+      offsets[n] = first + n < shape.out ? (first + n) * shape.in : -1;
+    }
+    return RowsOperand{reinterpret_cast<const float*>(weight), offsets, shape.in};
+  } else {
+    return TiledOperand<kFormat>{{weight, shape}, first, shape.out, shape.in};
+  }
+}
+
 template <typename Tile, WeightFormat kFormat, int kCount>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     linear_kernel(const __grid_constant__ LinearArgs<kCount> args) {
   const LinearShape& s = args.shape;
   const std::int64_t z = blockIdx.z;
@@ -78,10 +95,11 @@ __global__ void __launch_bounds__(Tile::kThreads)
   if (row >= end) {
     return;
   }
-  __shared__ std::int64_t offsets[Tile::kM];
+  __shared__ std::int64_t x_offsets[Tile::kM];
+  __shared__ std::int64_t w_offsets[Tile::kN];
   const std::int64_t first = std::int64_t{blockIdx.x} * Tile::kN;
-  const RowsOperand x{s.x + z * s.x_step, offsets, s.weight.in};
-  const WeightOperand<kFormat> w{{args.weights[z], s.weight}, first, s.weight.out, s.weight.in};
+  const RowsOperand x{s.x + z * s.x_step, x_offsets, s.weight.in};
+  const auto w = weight_operand<Tile, kFormat>(args.weights[z], s.weight, first, w_offsets);
   for (; row < end; row += std::int64_t{gridDim.y} * Tile::kM) {
     const std::int64_t rows = end - row;
     for (int m = static_cast<int>(threadIdx.x); m < Tile::kM; m += Tile::kThreads) {
@@ -89,7 +107,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
       if (s.pairs != nullptr && m < rows) {
         from = s.pairs[from] / s.slots;
       }
-      offsets[m] = m < rows ? from * s.x_stride : -1;
+      x_offsets[m] = m < rows ? from * s.x_stride : -1;
     }
     __syncthreads();  // the offsets are there
     float* const y = s.y + z * s.y_step + row * s.y_stride + first;

@@ -46,7 +46,7 @@ struct Spread {
   }
 };
 
-template <int kM_, int kN_, int kDepth_, int kPerM_, int kPerN_, int kThreads_>
+template <int kM_, int kN_, int kDepth_, int kPerM_, int kPerN_, int kThreads_, int kBlocks_>
 struct Tile {
   static constexpr int kM = kM_;
   static constexpr int kN = kN_;
@@ -54,6 +54,7 @@ struct Tile {
   static constexpr int kPerM = kPerM_;
   static constexpr int kPerN = kPerN_;
   static constexpr int kThreads = kThreads_;
+  static constexpr int kBlocks = kBlocks_;  // on an SM, for the register limit
   using SpreadM = Spread<kM, kPerM>;
   using SpreadN = Spread<kN, kPerN>;
   static constexpr int kMultipliers = SpreadM::kThreads * SpreadN::kThreads;
@@ -65,10 +66,10 @@ struct Tile {
 
 // For few rows the chain's own latency is the bound: one output and four rows a thread, and slabs
 // so deep that multiplying one takes longer than the next one's way from memory.
-using SkinnyTile = Tile<8, 32, 256, 4, 1, 256>;
-using SmallTile = Tile<32, 32, 64, 4, 2, 128>;
-using MediumTile = Tile<64, 64, 32, 4, 4, 256>;
-using LargeTile = Tile<128, 128, 16, 8, 8, 256>;
+using SkinnyTile = Tile<8, 32, 256, 4, 1, 256, 2>;
+using SmallTile = Tile<32, 32, 64, 4, 2, 128, 5>;
+using MediumTile = Tile<64, 64, 32, 4, 4, 256, 3>;
+using LargeTile = Tile<128, 64, 16, 8, 4, 256, 2>;
 
 /// Which elements of a slab [kDepth][kExtent] a thread carries. Where the reduction index is the
 /// contiguous one in memory, 8 lanes share a row's 32 bytes and 4 rows a warp: whole sectors, and

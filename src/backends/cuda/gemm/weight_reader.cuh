@@ -1,4 +1,4 @@
-// weight_reader.cuh — single elements of a weight in the layout of gemm/layout.h, in two steps:
+// weight_reader.cuh — single elements of a weight in the tiles of gemm/layout.h, in two steps:
 // what is stored (fetch), which a kernel may hold in registers while it waits for memory, and its
 // fp32 value (value), by the definitions of tensor/quant.h.
 #pragma once
@@ -59,18 +59,6 @@ __device__ __forceinline__ float e4m3_value(unsigned code) {
 
 template <WeightFormat kFormat>
 struct WeightReader;
-
-template <>
-struct WeightReader<WeightFormat::kF32> {
-  using Raw = float;
-  const float* data;
-  std::int64_t in;
-
-  __device__ WeightReader(const std::uint8_t* weight, const WeightShape& shape)
-      : data(reinterpret_cast<const float*>(weight)), in(shape.in) {}
-  __device__ Raw fetch(std::int64_t n, std::int64_t k) const { return data[n * in + k]; }
-  __device__ float value(Raw raw) const { return raw; }
-};
 
 template <>
 struct WeightReader<WeightFormat::kBF16> {
