@@ -47,31 +47,37 @@ struct ProductTiles {
   alignas(16) float b[kDepth][kTile + kPad];
 };
 
-/// Loads x[row0 .. row0 + kTile, k0 .. k0 + kDepth) of x [rows, k] into tile[depth][row].
-__device__ __forceinline__ void load_turned(float (&tile)[kDepth][kTile + kPad], const float* x,
-                                            std::int64_t row0, std::int64_t rows, std::int64_t k0,
-                                            std::int64_t k) {
+struct Operand {
+  const float* data;
+  std::int64_t width;  // its rows or columns that run along c
+  std::int64_t depth;  // its extent along k
+};
+
+using Tile = float (&)[kDepth][kTile + kPad];
+
+/// Of x [width, depth]: x[at .. at + kTile, k0 .. k0 + kDepth) into tile[depth][row].
+__device__ __forceinline__ void load_turned(Tile tile, const Operand& x, std::int64_t at,
+                                            std::int64_t k0) {
 #pragma unroll
   for (int part = 0; part < kMicro; ++part) {
     const int index = part * kThreads + static_cast<int>(threadIdx.x);
     const int depth = index % kDepth;
     const int row = index / kDepth;
-    const bool inside = row0 + row < rows && k0 + depth < k;
-    tile[depth][row] = inside ? x[(row0 + row) * k + k0 + depth] : 0.0F;
+    const bool inside = at + row < x.width && k0 + depth < x.depth;
+    tile[depth][row] = inside ? x.data[(at + row) * x.depth + k0 + depth] : 0.0F;
   }
 }
 
-/// Loads x[k0 .. k0 + kDepth, col0 .. col0 + kTile) of x [k, cols] into tile[depth][col].
-__device__ __forceinline__ void load_straight(float (&tile)[kDepth][kTile + kPad], const float* x,
-                                              std::int64_t col0, std::int64_t cols, std::int64_t k0,
-                                              std::int64_t k) {
+/// Of x [depth, width]: x[k0 .. k0 + kDepth, at .. at + kTile) into tile[depth][col].
+__device__ __forceinline__ void load_straight(Tile tile, const Operand& x, std::int64_t at,
+                                              std::int64_t k0) {
 #pragma unroll
   for (int part = 0; part < kMicro; ++part) {
     const int index = part * kThreads + static_cast<int>(threadIdx.x);
     const int col = index % kTile;
     const int depth = index / kTile;
-    const bool inside = col0 + col < cols && k0 + depth < k;
-    tile[depth][col] = inside ? x[(k0 + depth) * cols + col0 + col] : 0.0F;
+    const bool inside = at + col < x.width && k0 + depth < x.depth;
+    tile[depth][col] = inside ? x.data[(k0 + depth) * x.width + at + col] : 0.0F;
   }
 }
 
@@ -82,21 +88,23 @@ __global__ void __launch_bounds__(kThreads) product_kernel(const Product p) {
   const int tx = static_cast<int>(threadIdx.x) % kSide;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.y) * kTile;
+  const Operand a{p.a, p.m, p.k};
+  const Operand b{p.b, p.n, p.k};
   float sums[kMicro][kMicro] = {};
   for (std::int64_t k0 = 0; k0 < p.k; k0 += kDepth) {
-    load_turned(tiles.a, p.a, row0, p.m, k0, p.k);
+    load_turned(tiles.a, a, row0, k0);
     if constexpr (kTransposed) {
-      load_turned(tiles.b, p.b, col0, p.n, k0, p.k);
+      load_turned(tiles.b, b, col0, k0);
     } else {
-      load_straight(tiles.b, p.b, col0, p.n, k0, p.k);
+      load_straight(tiles.b, b, col0, k0);
     }
     __syncthreads();  // the tiles are complete
 #pragma unroll
     for (int depth = 0; depth < kDepth; ++depth) {
-      const float4 a = *reinterpret_cast<const float4*>(&tiles.a[depth][ty * kMicro]);
-      const float4 b = *reinterpret_cast<const float4*>(&tiles.b[depth][tx * kMicro]);
-      const float rows[kMicro] = {a.x, a.y, a.z, a.w};
-      const float cols[kMicro] = {b.x, b.y, b.z, b.w};
+      const float4 left = *reinterpret_cast<const float4*>(&tiles.a[depth][ty * kMicro]);
+      const float4 right = *reinterpret_cast<const float4*>(&tiles.b[depth][tx * kMicro]);
+      const float rows[kMicro] = {left.x, left.y, left.z, left.w};
+      const float cols[kMicro] = {right.x, right.y, right.z, right.w};
 #pragma unroll
       for (int i = 0; i < kMicro; ++i) {
 #pragma unroll
