@@ -22,19 +22,32 @@ namespace tandem::cuda {
 
 inline constexpr int kStepsPerTile = 4;
 
-/// One lane's part of a tile as loaded: 16-byte words, and the scales of rows g and g + 8.
+/// One lane's part of a tile's elements as loaded.
 template <WeightFormat F>
 struct RawTile {
   static constexpr int kWords = static_cast<int>(tile_bytes(F)) / 512;
-  static constexpr int kScaleWords = static_cast<int>(tile_scale_bytes(F)) / 32;
   uint4 words[kWords];
-  std::uint32_t scales[kScaleWords > 0 ? kScaleWords : 1];
+};
+
+/// Scale codes of rows g and g + 8 in one tile, as loaded; empty where tiles have none.
+template <WeightFormat F>
+struct RawScales {
+  static constexpr int kWords = static_cast<int>(tile_scale_bytes(F)) / 32;
+  std::uint32_t words[kWords > 0 ? kWords : 1];
 };
 
 /// Where a block of 16 outputs lies.
 struct TileRow {
   const std::uint8_t* elements = nullptr;  // its first tile
   const std::uint8_t* scales = nullptr;    // FP4: its first record; FP8: fp32 scales along the inputs
+
+  /// The same from a tile on. The offsets are 32-bit and the bases opaque, or the compiler works out
+  /// every address from the start, in 64 bits.
+  template <WeightFormat F>
+  __device__ __forceinline__ TileRow at_tile(int tile) const {
+    return {elements + static_cast<unsigned>(tile) * static_cast<unsigned>(tile_bytes(F)),
+            scales + static_cast<unsigned>(tile) * static_cast<unsigned>(tile_scale_bytes(F))};
+  }
 };
 
 /// Block `block` of 16 outputs of a weight packed at `data`; the last one where there are no more.
@@ -48,39 +61,46 @@ __device__ __forceinline__ TileRow tile_row(const std::uint8_t* data, const Tens
   } else {
     scales += block * shape.k_tiles * tile_scale_bytes(F);
   }
-  return {data + block * shape.k_tiles * tile_bytes(F), scales};
+  return {ptx::opaque(data + block * shape.k_tiles * tile_bytes(F)), ptx::opaque(scales)};
 }
 
-/// Tile `tile` of a row, from global memory.
+/// Elements of the tile that is `tile` after a row's first, from global memory.
 template <WeightFormat F>
-__device__ __forceinline__ void load_tile(RawTile<F>& raw, const TileRow& row, std::int64_t tile,
-                                          int lane) {
+__device__ __forceinline__ void load_tile(RawTile<F>& raw, const TileRow& row, int tile, int lane) {
 #pragma unroll
   for (int i = 0; i < RawTile<F>::kWords; ++i) {
     raw.words[i] =
-        ptx::load_streaming_16(row.elements + tile * tile_bytes(F) + (i * 32 + lane) * 16);
-  }
-  if constexpr (F == WeightFormat::kNvFp4) {
-    const uint2 codes = ptx::load_streaming_8(row.scales + tile * 64 + lane / 4 * 8);
-    raw.scales[0] = codes.x;
-    raw.scales[1] = codes.y;
-  } else if constexpr (F == WeightFormat::kMxFp4) {
-    raw.scales[0] = ptx::load_streaming_4(row.scales + tile * 32 + lane / 4 * 4);
+        ptx::load_streaming_16(row.elements + lane * 16 + (tile * tile_bytes(F) + i * 512));
   }
 }
 
-/// The same of a tile and its scales copied to shared memory.
+/// Scale codes of a row's tile t = lane % 4, or of tile `tiles` - 1 where there are fewer.
 template <WeightFormat F>
-__device__ __forceinline__ void load_shared_tile(RawTile<F>& raw, const std::uint8_t* elements,
+__device__ __forceinline__ void load_scales(RawScales<F>& raw, const TileRow& row, int tiles,
+                                            int lane) {
+  const std::uint8_t* from = row.scales + min(lane % 4, tiles - 1) * tile_scale_bytes(F);
+  if constexpr (F == WeightFormat::kNvFp4) {
+    const uint2 codes = ptx::load_streaming_8(from + lane / 4 * 8);
+    raw.words[0] = codes.x;
+    raw.words[1] = codes.y;
+  } else if constexpr (F == WeightFormat::kMxFp4) {
+    raw.words[0] = ptx::load_streaming_4(from + lane / 4 * 4);
+  }
+}
+
+/// A tile and its scales copied to shared memory.
+template <WeightFormat F>
+__device__ __forceinline__ void load_shared_tile(RawTile<F>& tile, RawScales<F>& codes,
+                                                 const std::uint8_t* elements,
                                                  const std::uint8_t* scales, int lane) {
 #pragma unroll
   for (int i = 0; i < RawTile<F>::kWords; ++i) {
-    raw.words[i] = *reinterpret_cast<const uint4*>(elements + (i * 32 + lane) * 16);
+    tile.words[i] = *reinterpret_cast<const uint4*>(elements + (i * 32 + lane) * 16);
   }
 #pragma unroll
-  for (int i = 0; i < RawTile<F>::kScaleWords; ++i) {
-    raw.scales[i] = *reinterpret_cast<const std::uint32_t*>(
-        scales + (lane / 4 * RawTile<F>::kScaleWords + i) * 4);
+  for (int i = 0; i < RawScales<F>::kWords; ++i) {
+    codes.words[i] = *reinterpret_cast<const std::uint32_t*>(
+        scales + (lane / 4 * RawScales<F>::kWords + i) * 4);
   }
 }
 
@@ -91,7 +111,7 @@ struct TileScales {
 };
 
 template <WeightFormat F>
-__device__ __forceinline__ TileScales decode_scales(const RawTile<F>& raw) {
+__device__ __forceinline__ TileScales decode_scales(const RawScales<F>& raw) {
   TileScales s{};
   if constexpr (F == WeightFormat::kNvFp4) {
     constexpr std::uint32_t kTwoTo120 = 0x7B807B80U;
@@ -99,7 +119,7 @@ __device__ __forceinline__ TileScales decode_scales(const RawTile<F>& raw) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // As FP8 below: codes 0 and 2, then 1 and 3 of a row.
-      const std::uint32_t u = raw.scales[i];
+      const std::uint32_t u = raw.words[i];
       const std::uint32_t even = ((u << 8) & 0x80008000U) | ((u << 4) & 0x07F007F0U);
       const std::uint32_t odd = (u & 0x80008000U) | ((u >> 4) & 0x07F007F0U);
       s.pair[2 * i] = ptx::mul_bf16x2(ptx::mul_bf16x2(even, kTwoTo120), kTwoTo119);
@@ -107,9 +127,21 @@ __device__ __forceinline__ TileScales decode_scales(const RawTile<F>& raw) {
     }
   } else if constexpr (F == WeightFormat::kMxFp4) {
     // 2^(code - 127) has the code as its exponent field, but for code 0: the subnormal 0x0040.
-    const std::uint32_t u = raw.scales[0];
+    const std::uint32_t u = raw.words[0];
     s.pair[0] = __vmaxu2((u << 7) & 0x7F807F80U, 0x00400040U);
     s.pair[1] = __vmaxu2((u >> 1) & 0x7F807F80U, 0x00400040U);
+  }
+  return s;
+}
+
+/// Of decoded scales where lane t has tile t's: those of tile `tile`.
+template <WeightFormat F>
+__device__ __forceinline__ TileScales scales_of_tile(const TileScales& by_lane, int tile) {
+  constexpr int kPairs = F == WeightFormat::kNvFp4 ? 4 : F == WeightFormat::kMxFp4 ? 2 : 0;
+  TileScales s{};
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    s.pair[i] = __shfl_sync(0xFFFFFFFFU, by_lane.pair[i], tile, 4);
   }
   return s;
 }

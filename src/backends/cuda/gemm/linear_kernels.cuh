@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_output(const LinearArgs& p, std::int64_t t
   }
 }
 
-template <WeightFormat F>
+template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear(const __grid_constant__ LinearArgs p) {
   constexpr int kBlocks = stream_blocks(F);
@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
   const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
   const int first = static_cast<int>(blockIdx.x) / plan.cluster * plan.row_warps * kBlocks;
   const int row_warp = static_cast<int>(threadIdx.x) / 32 / plan.k_warps;
-  const int token = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 
   TileRow rows[kBlocks];
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
     rows[m] = tile_row<F>(p.weights[head], p.shape, first + row_warp * kBlocks + m);
   }
-  const F32Inputs inputs{token < p.tokens ? p.x.row(token, head) : nullptr,
-                         static_cast<int>(p.shape.in), p.pairs};
+  const F32Inputs<kWhole> inputs(
+      p.x.row(min(static_cast<std::int64_t>(lane / 4), p.tokens - 1), head), p.shape.in, lane);
   stream_segments<F, kBlocks, kLoad>(partial + row_warp * kBlocks * plan.slots * 32, rows, inputs,
                                      p.shape, plan);
   const float factor = sum_factor<F>(p.weights[head] + p.shape.scale_2_offset);
@@ -172,7 +172,7 @@ void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const LinearA
         .threads = config.threads,
         .smem_bytes = config.smem_bytes,
         .cluster = config.plan.cluster};
-    launch(ctx, "linear", stream_linear<F>, how, args);
+    launch(ctx, "linear", args.whole ? stream_linear<F, true> : stream_linear<F, false>, how, args);
     return;
   }
   switch (config.variant) {

@@ -19,7 +19,7 @@ struct LinearArgs {
   Cube<const std::uint16_t> x_bf16;        // [T, H, in filled up to tiles], the path for many rows
   std::int64_t tokens;                     // T
   bool accumulate;
-  bool pairs;  // F32Inputs::pairs
+  bool whole;  // F32Inputs
   StreamPlan plan;
   int cluster;
 };

@@ -20,45 +20,44 @@ namespace tandem::cuda {
 inline constexpr int kStreamTokens = 8;
 inline constexpr int kBlockElements = 128;  // a block's sums: 16 outputs x 8 tokens
 
-/// One token's inputs in fp32, null where a lane has no token. Zero beyond `in`.
+/// One token's inputs in fp32, as a lane wants them: `at` is its row + 2t. kWhole: the inputs fill
+/// tiles and rows are aligned to 8 bytes, so that nothing needs a test; lanes beyond the last token
+/// then read another one's row, and nobody reads their results.
+template <bool kWhole>
 struct F32Inputs {
-  const float* row = nullptr;
-  int in = 0;
-  bool pairs = false;  // `in` is a multiple of 16, and rows are aligned to 8 bytes
+  const float* at;
+  int in;  // left of the row at `at`
+
+  __device__ __forceinline__ F32Inputs(const float* row, std::int64_t inputs, int lane)
+      : at(row + lane % 4 * 2), in(static_cast<int>(inputs) - lane % 4 * 2) {}
 
   /// The B fragment of the step that begins at input k.
-  __device__ __forceinline__ void load(std::uint32_t (&b)[2], int k, int t) const {
-    float2 low = make_float2(0.0F, 0.0F);
-    float2 high = low;
-    k += 2 * t;
-    if (row != nullptr) {
-      if (pairs) {
-        if (k < in) {
-          low = *reinterpret_cast<const float2*>(row + k);
-          high = *reinterpret_cast<const float2*>(row + k + 8);
-        }
-      } else {
-        low.x = k < in ? row[k] : 0.0F;
-        low.y = k + 1 < in ? row[k + 1] : 0.0F;
-        high.x = k + 8 < in ? row[k + 8] : 0.0F;
-        high.y = k + 9 < in ? row[k + 9] : 0.0F;
-      }
+  __device__ __forceinline__ void load(std::uint32_t (&b)[2], int k) const {
+    if constexpr (kWhole) {
+      const float2 low = *reinterpret_cast<const float2*>(at + k);
+      const float2 high = *reinterpret_cast<const float2*>(at + k + 8);
+      b[0] = ptx::cvt_bf16x2(low.x, low.y);
+      b[1] = ptx::cvt_bf16x2(high.x, high.y);
+    } else {
+      b[0] = ptx::cvt_bf16x2(k < in ? at[k] : 0.0F, k + 1 < in ? at[k + 1] : 0.0F);
+      b[1] = ptx::cvt_bf16x2(k + 8 < in ? at[k + 8] : 0.0F, k + 9 < in ? at[k + 9] : 0.0F);
     }
-    b[0] = ptx::cvt_bf16x2(low.x, low.y);
-    b[1] = ptx::cvt_bf16x2(high.x, high.y);
   }
 };
 
-/// The same of a row of bf16 that is filled up to `in`, a multiple of 16.
+/// The same of a row of bf16 that is filled up to a multiple of 16, `inputs`, and aligned to 4 bytes.
+template <bool kWhole>
 struct Bf16Inputs {
-  const std::uint16_t* row = nullptr;
-  int in = 0;
+  const std::uint32_t* at;
+  int in;
 
-  __device__ __forceinline__ void load(std::uint32_t (&b)[2], int k, int t) const {
-    const bool valid = row != nullptr && k < in;
-    const auto* pairs = reinterpret_cast<const std::uint32_t*>(row + k) + t;
-    b[0] = valid ? pairs[0] : 0U;
-    b[1] = valid ? pairs[4] : 0U;
+  __device__ __forceinline__ Bf16Inputs(const std::uint16_t* row, std::int64_t inputs, int lane)
+      : at(reinterpret_cast<const std::uint32_t*>(row) + lane % 4), in(static_cast<int>(inputs)) {}
+
+  __device__ __forceinline__ void load(std::uint32_t (&b)[2], int k) const {
+    const bool valid = kWhole || k < in;
+    b[0] = valid ? at[k / 2] : 0U;
+    b[1] = valid ? at[k / 2 + 4] : 0U;
   }
 };
 
@@ -67,39 +66,73 @@ template <WeightFormat F, int kBlocks, int kTiles, typename Inputs>
 __device__ __forceinline__ void stream_tiles(float (&acc)[kBlocks][4],
                                              const TileRow (&rows)[kBlocks], const Inputs& inputs,
                                              int tile, int lane) {
+  static_assert(kTiles <= 4);  // a lane of each four decodes one tile's scales
   RawTile<F> raw[kTiles][kBlocks];
+  RawScales<F> codes[kBlocks];
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
+  for (int m = 0; m < kBlocks; ++m) {
+    const TileRow first = rows[m].template at_tile<F>(tile);
+    load_scales(codes[m], first, kTiles, lane);
 #pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
-      load_tile(raw[i][m], rows[m], tile + i, lane);
+    for (int i = 0; i < kTiles; ++i) {
+      load_tile(raw[i][m], first, i, lane);
     }
   }
+  __syncwarp();  // ptxas moves no load over it: all of them are under way before the first is needed
+  TileScales scales[kBlocks];
+#pragma unroll
+  for (int m = 0; m < kBlocks; ++m) {
+    scales[m] = decode_scales(codes[m]);
+  }
+  const int first_input = tile * static_cast<int>(kTileInputs);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    TileScales scales[kBlocks];
     std::uint32_t b[kStepsPerTile][2];
 #pragma unroll
     for (int step = 0; step < kStepsPerTile; ++step) {
-      inputs.load(b[step], (tile + i) * static_cast<int>(kTileInputs) + step * 16, lane % 4);
+      inputs.load(b[step], first_input + (i * kStepsPerTile + step) * 16);
     }
+    TileScales of_tile[kBlocks];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      scales[m] = decode_scales(raw[i][m]);
+      of_tile[m] = scales_of_tile<F>(scales[m], i);
     }
     each_step([&](auto step) {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
         std::uint32_t a[4];
-        a_fragment<F, step.value>(a, raw[i][m], scales[m]);
+        a_fragment<F, step.value>(a, raw[i][m], of_tile[m]);
         ptx::mma_m16n8k16_bf16(acc[m], a, b[step.value]);
       }
     });
   }
 }
 
-/// The calling warp's segments of [begin, end): sums to partial[m * slots + segment - begin], the
-/// accumulators of all lanes in order.
+/// acc += the product with a segment, kLoad tiles at a time; the last segment may be shorter.
+template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
+__device__ __forceinline__ void stream_segment(float (&acc)[kBlocks][4],
+                                               const TileRow (&rows)[kBlocks],
+                                               const Inputs& inputs, int tile, int k_tiles,
+                                               int lane) {
+  constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
+  static_assert(kSegmentTiles % kLoad == 0);
+  if (tile + kSegmentTiles <= k_tiles) {
+#pragma unroll
+    for (int i = 0; i < kSegmentTiles; i += kLoad) {
+      stream_tiles<F, kBlocks, kLoad>(acc, rows, inputs, tile + i, lane);
+    }
+    return;
+  }
+  for (; tile + 2 <= k_tiles; tile += 2) {
+    stream_tiles<F, kBlocks, 2>(acc, rows, inputs, tile, lane);
+  }
+  if (tile < k_tiles) {
+    stream_tiles<F, kBlocks, 1>(acc, rows, inputs, tile, lane);
+  }
+}
+
+/// The calling warp's segments of its CTA's: sums to partial[m * slots + number of the segment in the
+/// CTA], the accumulators of all lanes in order.
 template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
 __device__ __forceinline__ void stream_segments(float4* partial, const TileRow (&rows)[kBlocks],
                                                 const Inputs& inputs, const TensorShape& shape,
@@ -112,27 +145,20 @@ __device__ __forceinline__ void stream_segments(float4* partial, const TileRow (
   for (int segment = begin + static_cast<int>(threadIdx.x / 32) % plan.k_warps; segment < end;
        segment += plan.k_warps) {
     float acc[kBlocks][4] = {};
-    int tile = segment * kSegmentTiles;
-    const int tiles_end = min(tile + kSegmentTiles, shape.k_tiles);
-    for (; tile + kLoad <= tiles_end; tile += kLoad) {
-      stream_tiles<F, kBlocks, kLoad>(acc, rows, inputs, tile, lane);
-    }
-    if constexpr (kLoad > 2) {  // the last segment may be shorter
-      for (; tile + 2 <= tiles_end; tile += 2) {
-        stream_tiles<F, kBlocks, 2>(acc, rows, inputs, tile, lane);
-      }
-    }
-    for (; tile < tiles_end; ++tile) {
-      stream_tiles<F, kBlocks, 1>(acc, rows, inputs, tile, lane);
-    }
+    float scale[kBlocks];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      float4 sum = make_float4(acc[m][0], acc[m][1], acc[m][2], acc[m][3]);
-      if constexpr (F == WeightFormat::kFp8Block) {
-        const float scale = reinterpret_cast<const float*>(rows[m].scales)[segment];
-        sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale);
-      }
-      partial[(m * plan.slots + segment - begin) * 32 + lane] = sum;
+      scale[m] = F == WeightFormat::kFp8Block
+                     ? reinterpret_cast<const float*>(rows[m].scales)[segment]
+                     : 1.0F;
+    }
+    stream_segment<F, kBlocks, kLoad>(acc, rows, inputs, segment * kSegmentTiles, shape.k_tiles,
+                                      lane);
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      partial[(m * plan.slots + segment - begin) * 32 + lane] =
+          make_float4(acc[m][0] * scale[m], acc[m][1] * scale[m], acc[m][2] * scale[m],
+                      acc[m][3] * scale[m]);
     }
   }
 }

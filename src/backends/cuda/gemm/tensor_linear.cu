@@ -29,9 +29,9 @@ void launch_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& 
   TDM_CHECK(false, "fp32 weights have no tensor-core path");
 }
 
-/// Whether every row begins at a multiple of 8 bytes and holds whole steps.
-bool rows_of_pairs(const ConstF32Cube& x) {
-  return x.size(2) % 16 == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 8 == 0 &&
+/// Whether every row begins at a multiple of 8 bytes and fills tiles.
+bool whole_rows(const ConstF32Cube& x) {
+  return x.size(2) % kTileInputs == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 8 == 0 &&
          (x.size(0) == 1 || x.stride(0) % 2 == 0) && (x.size(1) == 1 || x.stride(1) % 2 == 0);
 }
 
@@ -59,7 +59,7 @@ void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const 
   args.x = device_cube(x);
   args.tokens = desc.tokens;
   args.accumulate = accumulate;
-  args.pairs = rows_of_pairs(x);
+  args.whole = whole_rows(x);
   args.plan = config->plan;
   args.cluster = config->cluster;
   if (!config->stream) {

@@ -79,9 +79,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators<V>& acc, const std::
   TileScales scales[V.blocks];
 #pragma unroll
   for (int m = 0; m < V.blocks; ++m) {
-    load_shared_tile(raw[m], stage + (first_block + m) * tile_bytes(F),
+    RawScales<F> codes;
+    load_shared_tile(raw[m], codes, stage + (first_block + m) * tile_bytes(F),
                      scale_records + (first_block + m) * tile_scale_bytes(F), lane);
-    scales[m] = decode_scales(raw[m]);
+    scales[m] = decode_scales(codes);
   }
   // ldmatrix: lanes 0-7 and 8-15 address the two halves of a step of one column of 8 tokens, lanes
   // 16-31 of the next column.

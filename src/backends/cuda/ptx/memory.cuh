@@ -28,6 +28,13 @@ __device__ __forceinline__ std::uint32_t load_streaming_4(const void* from) {
   return v;
 }
 
+/// `pointer`, of which the compiler no longer knows how it came about. No instruction.
+template <typename T>
+__device__ __forceinline__ T* opaque(T* pointer) {
+  asm("" : "+l"(pointer));
+  return pointer;
+}
+
 /// 16 bytes to shared memory, the first `bytes` of them from `from`, zeros after.   PTX ISA 7.0,
 /// sm_80. Complete after a wait for the thread's group, visible to others after a barrier.
 __device__ __forceinline__ void cp_async_16(void* to_shared, const void* from, int bytes = 16) {
