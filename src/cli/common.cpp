@@ -7,7 +7,6 @@
 
 #include <unistd.h>
 
-#include "backends/cpu/cpu_backend.h"
 #include "models/registry.h"
 
 namespace tandem::cli {
@@ -40,8 +39,12 @@ bool stdout_is_terminal() {
 }
 
 Runtime::Runtime(const GlobalOptions& options, int threads)
-    : pool_(threads), print_profile_(options.profile) {
-  ctx_.ops = &cpu_backend();
+    : backend_(open_backend(options.device)),
+      pool_(threads),
+      workspace_(backend_.workspace()),
+      print_profile_(options.profile) {
+  ctx_.ops = backend_.ops;
+  ctx_.device = &backend_.memory();
   ctx_.pool = &pool_;
   ctx_.workspace = &workspace_;
   ctx_.profiler = options.profile ? &profiler_ : nullptr;
@@ -115,6 +118,14 @@ void add_global_options(CLI::App& app, GlobalOptions& options) {
       ->group("Everywhere");
   app.add_flag("--profile", options.profile,
                "Print the time spent in each operation to standard error at the end")
+      ->group("Everywhere");
+  app.add_option("--device", options.device.name, "cpu (default), cuda or cuda:N for GPU N")
+      ->check(CLI::Validator(check_device_name, ""))
+      ->group("Everywhere");
+  app.add_flag(
+         "--deterministic", options.device.deterministic,
+         "On a GPU: multiply every weight in fp32 in the CPU's order, so that training repeats "
+         "the sampler's log-probabilities bit for bit; slower")
       ->group("Everywhere");
 }
 

@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "cli/backend.h"
 #include "cli/interrupts.h"
 #include "core/arena.h"
 #include "core/error.h"
@@ -40,6 +41,7 @@ struct GlobalOptions {
   bool threads_given = false;
   LogLevel log_level = LogLevel::kWarn;
   bool profile = false;
+  DeviceOptions device;
 };
 
 /// Standard output went away (`tandem generate ... | head`). Not an error worth a message.
@@ -71,6 +73,7 @@ class Runtime {
   [[nodiscard]] const ExecCtx& ctx() const { return ctx_; }
 
  private:
+  Backend backend_;
   ThreadPool pool_;
   Arena workspace_;
   Profiler profiler_;

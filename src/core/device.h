@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -16,6 +17,8 @@ class Recording {
   Recording& operator=(const Recording&) = delete;
   virtual ~Recording() = default;
   virtual void launch() = 0;
+  /// Kernels and copies in it.
+  [[nodiscard]] virtual std::int64_t num_ops() const = 0;
 };
 
 /// Errors: what breaks in the environment (no memory left, a lost device) throws Error.

@@ -172,6 +172,16 @@ Status Checkpoint::add_shard(const std::string& file_name) {
   return Ok{};
 }
 
+Checkpoint Checkpoint::of(std::string label, std::vector<TensorInfo> tensors) {
+  Checkpoint checkpoint(std::move(label));
+  checkpoint.shard_names_ = {"memory"};
+  checkpoint.in_memory_ = std::move(tensors);
+  for (const TensorInfo& tensor : checkpoint.in_memory_) {
+    checkpoint.tensors_[tensor.name] = {&tensor, 0, false};
+  }
+  return checkpoint;
+}
+
 Expected<Checkpoint> Checkpoint::open(const std::string& dir, const std::string& stem) {
   const std::string single = stem + std::string(kSuffix);
   const std::string index_name = single + ".index.json";

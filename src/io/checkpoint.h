@@ -34,6 +34,9 @@ class Checkpoint {
   [[nodiscard]] static Expected<Checkpoint> open(const std::string& dir,
                                                  const std::string& stem = "model");
 
+  /// Tensors that lie elsewhere in memory and outlive this object; `label` stands for the folder.
+  [[nodiscard]] static Checkpoint of(std::string label, std::vector<TensorInfo> tensors);
+
   [[nodiscard]] const std::string& dir() const { return dir_; }
   [[nodiscard]] std::int64_t num_tensors() const { return isize(tensors_); }
   /// Names, ascending.
@@ -60,7 +63,7 @@ class Checkpoint {
 
  private:
   struct Entry {
-    const TensorInfo* info = nullptr;  // in shards_
+    const TensorInfo* info = nullptr;  // in shards_ or in_memory_
     std::size_t shard = 0;
     bool used = false;
   };
@@ -70,6 +73,7 @@ class Checkpoint {
   std::string dir_;
   std::vector<std::string> shard_names_;
   std::vector<SafetensorsFile> shards_;
+  std::vector<TensorInfo> in_memory_;
   std::map<std::string, Entry, std::less<>> tensors_;
   Metadata metadata_;
 };

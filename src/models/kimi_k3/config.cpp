@@ -126,6 +126,14 @@ class ObjectReader {
 
 }  // namespace
 
+void Config::keep_layers(std::int64_t count) {
+  num_hidden_layers = count;
+  for (std::vector<std::int64_t>* layers :
+       {&linear_attn_config.full_attn_layers, &linear_attn_config.kda_layers}) {
+    std::erase_if(*layers, [count](std::int64_t layer) { return layer > count; });
+  }
+}
+
 bool Config::is_kda(std::int64_t layer) const {
   return std::ranges::find(linear_attn_config.kda_layers, layer + 1) !=
          linear_attn_config.kda_layers.end();

@@ -130,6 +130,9 @@ struct Config {
     return num_shared_experts * moe_intermediate_size;
   }
 
+  /// Drops all layers but the first `count`.
+  void keep_layers(std::int64_t count);
+
   /// Every problem at once; empty when the config can run.
   [[nodiscard]] std::vector<std::string> validate() const;
   [[nodiscard]] std::string to_json() const;

@@ -47,6 +47,8 @@ ModelFootprint KimiK3::footprint() const {
   const std::int64_t embed_bytes =
       embed_.rows * embed_.cols * (embed_.format == WeightFormat::kBF16 ? 2 : 4);
   footprint.weight_bytes = footprint.decode_read_bytes + expert_bytes + embed_bytes;
+  footprint.expert_bytes = expert_bytes;
+  footprint.num_experts = config_.num_experts;
   footprint.decode_read_bytes += expert_bytes * config_.num_experts_per_token / config_.num_experts;
   return footprint;
 }

@@ -10,6 +10,7 @@
 #include "core/rng.h"
 #include "io/atomic_file.h"
 #include "io/safetensors.h"
+#include "models/kimi_k3/stored_parts.h"
 #include "models/kimi_k3/tensor_table.h"
 #include "tensor/quant.h"
 
@@ -148,50 +149,29 @@ class Initializer {
   std::uint64_t seed_;
 };
 
-/// How one table entry is stored: one plain tensor, or the parts of a quantised matrix.
+/// Writes one table entry as it is stored.
 class Encoder {
  public:
   explicit Encoder(const InitOptions& options) : options_(options) {}
 
-  [[nodiscard]] std::vector<TensorSpec> specs(const TensorEntry& entry) const {
-    const std::string base = entry.name.substr(0, entry.name.rfind(".weight"));
-    const auto& shape = entry.shape;
-    if (is_mxfp4(entry)) {
-      return {{base + ".weight_packed", DType::kU8, {shape[0], shape[1] / 2}},
-              {base + ".weight_scale", DType::kU8, {shape[0], shape[1] / kMxFp4Group}}};
-    }
-    if (is_nvfp4(entry)) {
-      return {{base + ".weight", DType::kU8, {shape[0], shape[1] / 2}},
-              {base + ".weight_scale", DType::kF8E4M3, {shape[0], shape[1] / kNvFp4Group}},
-              {base + ".weight_scale_2", DType::kF32, {}},
-              {base + ".input_scale", DType::kF32, {}}};
-    }
-    if (is_fp8(entry)) {
-      const auto blocks = [](std::int64_t n) { return (n + kFp8Block - 1) / kFp8Block; };
-      return {{base + ".weight", DType::kF8E4M3, shape},
-              {base + ".weight_scale", DType::kF32, {blocks(shape[0]), 1, blocks(shape[1]), 1}}};
-    }
-    return {{entry.name, options_.bf16 && !entry.always_f32() ? DType::kBF16 : DType::kF32, shape}};
-  }
-
   void write(SafetensorsWriter& writer, const TensorEntry& entry,
              std::span<const float> values) const {
-    const std::vector<TensorSpec> parts = specs(entry);
+    const std::vector<TensorSpec> parts = stored_parts(entry, options_);
     const auto put = [&](std::size_t part, const auto& data) {
       writer.write(parts[part].name, std::as_bytes(std::span(data)));
     };
     const ConstF32Mat matrix{values.data(), {entry.shape[0], isize(values) / entry.shape[0]}};
-    if (is_mxfp4(entry)) {
+    if (is_mxfp4(entry, options_)) {
       const MxFp4Matrix q = quantise_mxfp4(matrix).value_or_throw();
       put(0, q.packed);
       put(1, q.scale);
-    } else if (is_nvfp4(entry)) {
+    } else if (is_nvfp4(entry, options_)) {
       const NvFp4Matrix q = quantise_nvfp4(matrix).value_or_throw();
       put(0, q.packed);
       put(1, q.scale);
       put(2, std::vector<float>{q.scale_2});
       put(3, std::vector<float>{1.0F});
-    } else if (is_fp8(entry)) {
+    } else if (is_fp8(entry, options_)) {
       const Fp8BlockMatrix q = quantise_fp8_block(matrix).value_or_throw();
       put(0, q.codes);
       put(1, q.scale);
@@ -205,19 +185,6 @@ class Encoder {
   }
 
  private:
-  [[nodiscard]] static bool is_expert(const TensorEntry& entry) {
-    return entry.role == kExpertIn || entry.role == kExpertOut;
-  }
-  [[nodiscard]] bool is_mxfp4(const TensorEntry& entry) const {
-    return is_expert(entry) && options_.experts == ExpertFormat::kMxFp4;
-  }
-  [[nodiscard]] bool is_nvfp4(const TensorEntry& entry) const {
-    return is_expert(entry) && options_.experts == ExpertFormat::kNvFp4;
-  }
-  [[nodiscard]] bool is_fp8(const TensorEntry& entry) const {
-    return options_.fp8_attention && (entry.role == kAttention || entry.role == kAttentionOut);
-  }
-
   InitOptions options_;
 };
 
@@ -235,7 +202,7 @@ void write_initial_checkpoint(const Preset& preset, const InitOptions& options,
   const Encoder encoder(options);
   std::vector<TensorSpec> specs;
   for (const TensorEntry& entry : table) {
-    const auto parts = encoder.specs(entry);
+    const auto parts = stored_parts(entry, options);
     specs.insert(specs.end(), parts.begin(), parts.end());
   }
   SafetensorsWriter writer(dir + "/model.safetensors", std::move(specs), {{"format", "pt"}});

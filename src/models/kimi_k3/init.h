@@ -1,4 +1,5 @@
-// init.h — seeded weights: the presets `k3-nano` (demo), `k3-tiny` (parity), `k3-mini` (speed).
+// init.h — seeded weights and the presets: `k3-nano` (demo), `k3-tiny` (parity), `k3-mini` and
+// `k3-mid` (speed), `k3` (the released shape).
 #pragma once
 
 #include <functional>

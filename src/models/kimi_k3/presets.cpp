@@ -102,10 +102,53 @@ Preset mini() {
   return {"k3-mini", "about 0.5 G parameters: speed", config, 8, false, defaults};
 }
 
+Preset mid() {
+  Preset preset = mini();
+  Config& config = preset.config;
+  config.hidden_size = 2048;
+  config.intermediate_size = 8192;
+  config.linear_attn_config.kda_layers.clear();
+  set_layers(config, 12, {4, 8, 12});
+  config.num_attention_heads = config.num_key_value_heads = 16;
+  config.num_experts = 128;
+  config.moe_intermediate_size = 1024;
+  config.routed_expert_hidden_size = 1024;
+  config.linear_attn_config.num_heads = 16;
+  return {"k3-mid", "about 5 G parameters: speed on a GPU", config, 16, false, preset.defaults};
+}
+
+/// The released model (decode-kernels.md 0.1): 93 layers, 896 experts of width 3072.
+Preset full() {
+  Preset preset = mini();
+  Config& config = preset.config;
+  config.vocab_size = 163840;
+  config.hidden_size = 7168;
+  config.intermediate_size = 33792;
+  config.linear_attn_config.kda_layers.clear();
+  std::vector<std::int64_t> full_attn;
+  for (std::int64_t layer = 4; layer <= 92; layer += 4) {
+    full_attn.push_back(layer);
+  }
+  full_attn.push_back(93);
+  set_layers(config, 93, full_attn);
+  config.num_attention_heads = config.num_key_value_heads = 96;
+  config.attn_res_block_size = 12;
+  config.num_experts = 896;
+  config.num_experts_per_token = 16;
+  config.moe_intermediate_size = 3072;
+  config.routed_expert_hidden_size = 3584;
+  config.q_lora_rank = 1536;
+  config.linear_attn_config.num_heads = 96;
+  preset.defaults.experts = ExpertFormat::kNvFp4;
+  return {"k3",   "the released shape, 1 T parameters and more: for --load-format dummy",
+          config, 96,
+          false,  preset.defaults};
+}
+
 }  // namespace
 
 const std::vector<Preset>& presets() {
-  static const std::vector<Preset> all{nano(), tiny(), mini()};
+  static const std::vector<Preset> all{nano(), tiny(), mini(), mid(), full()};
   return all;
 }
 

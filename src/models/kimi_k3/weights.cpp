@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "core/checked_cast.h"
+#include "models/kimi_k3/dummy.h"
+#include "models/kimi_k3/init.h"
 #include "models/kimi_k3/model.h"
 #include "tensor/quant.h"
 
@@ -431,15 +433,52 @@ class WeightLoader {
   std::string problem_;
 };
 
+namespace {
+
+Expected<InitOptions> dummy_format(const std::string& experts) {
+  InitOptions options;
+  options.bf16 = true;
+  if (experts == "mxfp4") {
+    options.experts = ExpertFormat::kMxFp4;
+  } else if (experts == "nvfp4") {
+    options.experts = ExpertFormat::kNvFp4;
+  } else if (experts != "bf16") {
+    return fail("dummy weights: experts in '{}': expected bf16, mxfp4 or nvfp4", experts);
+  }
+  return options;
+}
+
+}  // namespace
+
 Expected<std::unique_ptr<KimiK3>> KimiK3::load(const ExecCtx& ctx, const std::string& dir,
                                                LoadOptions options) {
-  auto config = load_config(dir);
+  const bool is_dummy = !options.dummy_experts.empty();
+  const auto preset = is_dummy ? find_preset(dir) : std::nullopt;
+  auto config = preset ? Expected<Config>(preset->config) : load_config(dir);
   if (!config.ok()) {
     return config.failure();
   }
-  auto checkpoint = Checkpoint::open(dir);
+  const std::int64_t stored_layers = config->num_hidden_layers;
+  if (options.num_layers > stored_layers) {
+    return fail("{}: has {} layers, expected at least {}", dir, stored_layers, options.num_layers);
+  }
+  if (options.num_layers > 0) {
+    config->keep_layers(options.num_layers);
+  }
+  std::optional<DummyTensors> dummy;
+  if (is_dummy) {
+    auto format = dummy_format(options.dummy_experts);
+    if (!format.ok()) {
+      return format.failure();
+    }
+    dummy.emplace(*config, *format);
+  }
+  auto checkpoint = is_dummy ? Expected<Checkpoint>(dummy->checkpoint(dir)) : Checkpoint::open(dir);
   if (!checkpoint.ok()) {
     return checkpoint.failure();
+  }
+  for (std::int64_t l = config->num_hidden_layers; l < stored_layers; ++l) {
+    checkpoint->skip_prefix(fmt::format("language_model.model.layers.{}.", l));
   }
   std::unique_ptr<KimiK3> model(new KimiK3(*std::move(config)));
   if (const Status status = WeightLoader(ctx, *checkpoint, *model, options).load(); !status.ok()) {

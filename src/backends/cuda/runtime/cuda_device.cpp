@@ -43,6 +43,11 @@ class CudaRecording final : public Recording {
     cudaGraphExecDestroy(exec_);
     cudaGraphDestroy(graph_);
   }
+  [[nodiscard]] std::int64_t num_ops() const override {
+    std::size_t count = 0;
+    check(cudaGraphGetNodes(graph_, nullptr, &count), "counting the nodes of a CUDA graph");
+    return static_cast<std::int64_t>(count);
+  }
   void launch() override {
     check(cudaGraphLaunch(exec_, device_.stream()), "launching a CUDA graph");
   }

@@ -1,0 +1,17 @@
+#include "backends/cpu/cpu_backend.h"
+#include "backends/cuda/cuda_backend.h"
+#include "cli/backend.h"
+
+namespace tandem::cli {
+
+Backend open_backend(const DeviceOptions& options) {
+  const int gpu = gpu_of(options.name);
+  if (gpu < 0) {
+    return {&cpu_backend(), nullptr};
+  }
+  return {&cuda_backend(),
+          make_cuda_device(
+              {.ordinal = gpu, .host_visible = false, .exact_linear = options.deterministic})};
+}
+
+}  // namespace tandem::cli

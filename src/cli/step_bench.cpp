@@ -1,0 +1,134 @@
+#include "cli/step_bench.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/checked_cast.h"
+#include "core/rng.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr std::int64_t kPageSize = 64;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+std::int64_t pages_of(std::int64_t context) {
+  return (context + kPageSize) / kPageSize;
+}
+
+/// Writes random numbers of some 0.1 over all of a buffer.
+void randomise(Device& device, float* data, std::int64_t floats,
+               const std::vector<float>& values) {
+  for (std::int64_t begin = 0; begin < floats; begin += isize(values)) {
+    const std::int64_t count = std::min(isize(values), floats - begin);
+    device.upload(data + begin, values.data(), usize(count) * sizeof(float));
+  }
+}
+
+}  // namespace
+
+StepBench::StepBench(const ExecCtx& ctx, const Model& model, std::int64_t batch,
+                     std::int64_t context)
+    : ctx_(ctx),
+      model_(model),
+      batch_(batch),
+      context_(context),
+      cache_(model.cache_spec(), batch * pages_of(context), kPageSize, batch, *ctx.device),
+      builder_(batch, batch, pages_of(context), *ctx.device),
+      sampler_(batch, *ctx.device),
+      logits_(batch * model.vocab_size() * 4, *ctx.device),
+      sequences_(usize(batch)) {
+  fill_caches();
+  Rng rng(7);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    Sequence& seq = sequences_[usize(b)];
+    TDM_CHECK(cache_.open(seq.cache, context + 1), b, context);
+    seq.all_tokens.resize(usize(context + 1));
+    std::ranges::generate(seq.all_tokens, [&] {
+      return static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(model.vocab_size())));
+    });
+    seq.request.sampling.temperature = 1.0F;
+    seq.request.sequence_id = static_cast<std::uint64_t>(b);
+  }
+}
+
+void StepBench::fill_caches() {
+  std::vector<float> values(std::size_t{1} << 22);
+  Rng rng(11);
+  std::ranges::generate(values, [&] { return static_cast<float>(0.2 * (rng.uniform() - 0.5)); });
+  const CacheBuffers& buffers = cache_.buffers();
+  for (const F32Mat& rows : buffers.latent_layers) {
+    randomise(*ctx_.device, rows.data(), rows.numel(), values);
+  }
+  for (std::size_t i = 0; i < buffers.state_layers.size(); ++i) {
+    randomise(*ctx_.device, buffers.state_layers[i].states,
+              batch_ * model_.cache_spec().state_layers[i].state_floats(), values);
+  }
+}
+
+void StepBench::step_ops(const ModelBatch& batch) {
+  const F32Mat logits(logits_.as<float>().data(), {batch_, model_.vocab_size()});
+  const ArenaScope scope(*ctx_.workspace);
+  model_.forward(ctx_, logits, batch, cache_.buffers(), nullptr);
+  sampler_.run(ctx_, logits);
+}
+
+StepFigures StepBench::run(int num_steps) {
+  std::vector<ScheduledChunk> chunks;
+  std::vector<SampleTarget> targets;
+  for (Sequence& seq : sequences_) {
+    chunks.push_back({&seq, context_, 1});
+    targets.push_back({&seq, isize(targets)});
+  }
+  const ModelBatch batch = builder_.build(chunks, cache_);
+  sampler_.prepare(targets, batch_);
+  step_ops(batch);  // every buffer has its size, every kernel is loaded
+  const auto recording = ctx_.device->record([&] { step_ops(batch); });
+  const auto step = [&] { recording ? recording->launch() : step_ops(batch); };
+  step();
+  ctx_.device->synchronize();
+  constexpr int kSamples = 5;
+  std::vector<double> seconds;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    const auto start = Clock::now();
+    for (int i = 0; i < num_steps; ++i) {
+      step();
+    }
+    ctx_.device->synchronize();
+    seconds.push_back(seconds_since(start) / num_steps);
+  }
+  const CacheSpec& spec = model_.cache_spec();
+  return {.seconds = median(seconds),
+          .num_ops = recording ? recording->num_ops() : 0,
+          .weight_bytes = model_.footprint().step_read_bytes(batch_, model_.experts_per_token()),
+          .cache_bytes = static_cast<double>(
+              batch_ * (2 * spec.bytes_per_sequence() + context_ * spec.bytes_per_token()))};
+}
+
+double copy_bandwidth(Device& device) {
+  const std::int64_t bytes = std::int64_t{2} << 30;
+  Storage from(bytes, device);
+  Storage to(bytes, device);
+  randomise(device, from.as<float>().data(), bytes / 4, std::vector<float>(1 << 20, 1.25F));
+  std::vector<double> seconds;
+  for (int i = 0; i < 7; ++i) {
+    device.synchronize();
+    const auto start = Clock::now();
+    device.copy(to.data(), from.data(), usize(bytes));
+    device.synchronize();
+    seconds.push_back(seconds_since(start));
+  }
+  return 2.0 * static_cast<double>(bytes) / median(seconds);
+}
+
+}  // namespace tandem::cli
