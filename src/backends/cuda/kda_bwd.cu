@@ -1,13 +1,12 @@
 // kda_bwd.cu — gradients of the KDA recurrence.   Contract: ops/kda.h   Oracle: ops/ref/kda_ref.h
 // Math: kimi-k3.md 13, first bullet.
 // Schedule  A block takes (sequence, head) items; for each 16 rows, last first, its warps take the
-//           value columns in turn. A warp holds one column, its lanes the keys lane, lane + 32,
-//           ...: the states of the 16 rows are rebuilt from the checkpoint into registers, then the
-//           rows are visited backwards with the column of the state gradient.
-// Sums      over k: a warp sum; over v (d_q, d_k, d_g, d_beta): each warp adds its columns in
-// rising
-//           order, then the warps' sums are added in order of warp. No atomics; an item's bits do
-//           not depend on the batch.
+//           value columns in turn. A warp holds one column, a lane the keys lane, lane + 32, ...
+//           The states of the 16 rows are rebuilt from the checkpoint into registers, then the rows
+//           are visited backwards with the column of the state gradient.
+// Sums      over k: a warp sum. Over v (d_q, d_k, d_g, d_beta): a warp adds its columns in rising
+//           order, then the warps' sums are added in order of warp. No atomics; the bits of an item
+//           do not depend on the batch.
 // Memory    a state gradient a block, [V, K], in the workspace (L2); sums over v in shared memory.
 // Launch    as many blocks as the SMs hold, each walking over items; K <= 128; graph-safe.
 #include <algorithm>

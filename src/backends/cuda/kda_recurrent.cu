@@ -1,15 +1,12 @@
 // kda_recurrent.cu — the KDA recurrence.   Contract: ops/kda.h   Oracle: ops/ref/kda_ref.h
-// Math      S <- diag(e^g) S;  r = v - S^T k;  S <- S + k (beta r)^T;  o = S^T q     a token and
-// head Schedule  A warp is a block and owns 32 value columns of one (sequence, head); lane j keeps
-// column
-//           j of S in K registers from the first token to the last. k, q, g, v and beta of a token
-//           come through a ring of kStages tokens in shared memory, filled by asynchronous copies.
-// Traffic   decode: S read and written once, 8 K V bytes a sequence and head (K3: 12.6 MB a
-// sequence
-//           and layer, 2.9 us at 4.3 TB/s); all K loads of a lane are in flight before the first
-//           use.
-// Numerics  fp32; sums over k in four chains (k mod 4), added in pairs: one order for every
-//           K, whatever the batch or the split into calls.
+// Math      S <- diag(e^g) S;  r = v - S^T k;  S <- S + k (beta r)^T;  o = S^T q
+// Schedule  A block is one warp and owns 32 value columns of one (sequence, head): lane j keeps
+//           column j of S in K registers from the first token to the last. k, q, g, v, beta of a
+//           token come through a ring of kStages tokens in shared memory, by asynchronous copies.
+// Traffic   decode: S read and written once, 8 K V bytes a sequence and head. K3: 12.6 MB for a
+//           sequence and layer, 2.9 us at 4.3 TB/s. A lane's K loads are all in flight at once.
+// Numerics  fp32; sums over k in four chains (k mod 4), added in pairs: one order for every K,
+//           whatever the batch or the split into calls.
 // Launch    one warp for every sequence, head and 32 columns; graph-safe.
 #include <cmath>
 

@@ -1,7 +1,6 @@
-// mla_absorbed.cu — absorbed MLA over a paged cache.   Contract: ops/mla.h   Oracle:
-// ops/ref/mla_ref.h
-// Schedule  the law of chunks of mla.cuh: chunks of keys first, on the tensor cores (mla_tensor.cu)
-// or
+// mla_absorbed.cu — absorbed MLA over a paged cache.   Contract: ops/mla.h
+// Oracle: ops/ref/mla_ref.h
+// Schedule  The law of chunks of mla.cuh: first the chunks, on the tensor cores (mla_tensor.cu) or
 //           in fp32 (here), then one merge. Rows are taken in groups whose partials fit a budget.
 // fp32      A block takes a row, up to 8 heads (a warp each) and a chunk; key tiles of 32 lie in
 //           shared memory, one key a lane for the scores, one channel a lane for the weighted sums.

@@ -1,8 +1,8 @@
 // mla_bwd.cu — gradients of absorbed MLA on packed training sequences.   Contract: ops/mla.h
 // Oracle: ops/ref/mla_ref.h
-// Math      p = exp(scale q . row - lse), d_p = d_o . c, delta = d_o . o, d_s = p (d_p - delta)
-// scale;
-//           d_q += d_s row;  d_row += d_s q, and + p d_o on its c part.
+// Math      p = exp(scale q . row - lse), d_p = d_o . c, delta = d_o . o;
+//           d_s = p (d_p - delta) scale;  d_q += d_s row;  d_row += d_s q, and + p d_o on its c
+//           part
 // Schedule  Two passes, so that every sum has one owner and one order. Queries: a block takes a row
 //           and up to 8 heads (a warp each) and walks over the keys. Keys: a block takes 32 rows of
 //           kv and walks over the (row, head) pairs that see them, 8 at a time (a warp each).
