@@ -87,7 +87,23 @@ struct Place {
   }
 };
 
-/// Starts the copies of token t; a lane copies the channels lane, lane + 32, ...
+/// fn(c) for the lane's channels lane, lane + 32, ...
+template <int kKeys, typename Fn>
+__device__ __forceinline__ void each_channel(int keys, const Fn& fn) {
+  const int lane = static_cast<int>(threadIdx.x);
+  if constexpr (kKeys != kOtherKeys && kKeys % kWarp == 0) {
+#pragma unroll
+    for (int i = 0; i < kKeys / kWarp; ++i) {
+      fn(lane + i * kWarp);
+    }
+  } else {
+    for (int c = lane; c < keys; c += kWarp) {
+      fn(c);
+    }
+  }
+}
+
+/// Starts the copies of token t, each lane its channels.
 template <int kKeys>
 __device__ __forceinline__ void fetch(const Recurrence& x, const Place& at, int keys,
                                       std::int64_t t, const Token& token) {
@@ -95,12 +111,11 @@ __device__ __forceinline__ void fetch(const Recurrence& x, const Place& at, int 
   const float* q = x.q.row(t, at.head);
   const float* k = x.k.row(t, at.head);
   const float* g = x.g.row(t, at.head);
-#pragma unroll
-  for (int c = lane; c < keys; c += kWarp) {
+  each_channel<kKeys>(keys, [&](int c) {
     ptx::cp_async_4(token.q + c, q + c);
     ptx::cp_async_4(token.k + c, k + c);
     ptx::cp_async_4(token.e + c, g + c);
-  }
+  });
   if (at.active) {
     ptx::cp_async_4(token.v + lane, x.v.row(t, at.head) + at.column);
   }
@@ -112,10 +127,7 @@ __device__ __forceinline__ void fetch(const Recurrence& x, const Place& at, int 
 /// g -> e^g, each lane the channels that it has copied.
 template <int kKeys>
 __device__ __forceinline__ void exponentiate(const Token& token, int keys) {
-#pragma unroll
-  for (int c = static_cast<int>(threadIdx.x); c < keys; c += kWarp) {
-    token.e[c] = expf(token.e[c]);
-  }
+  each_channel<kKeys>(keys, [&](int c) { token.e[c] = expf(token.e[c]); });
 }
 
 __device__ __forceinline__ void four(const float* from, float (&to)[kChains]) {
@@ -199,8 +211,12 @@ __device__ void zero_outputs(const Recurrence& x, const Place& at, int begin, in
   }
 }
 
+/// Blocks an SM should hold: in decode 8 of K = 128 keep up to 128 KiB of state loads in flight.
 template <int kKeys>
-__global__ void __launch_bounds__(kWarp) recur(const Recurrence x) {
+constexpr int kBlocksPerSm = kKeys == 128 ? 8 : 16;
+
+template <int kKeys>
+__global__ void __launch_bounds__(kWarp, kBlocksPerSm<kKeys>) recur(const Recurrence x) {
   extern __shared__ float4 shared[];
   constexpr int kRows = static_cast<int>(kKdaCheckpointRows);
   const int lane = static_cast<int>(threadIdx.x);

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kMaxWarps = 8;
 constexpr int kMergeThreads = 128;
+constexpr int kMergeLoads = 32;  // of a thread in flight: one row alone has few threads
 constexpr std::int64_t kPartialBytes = std::int64_t{512} << 20;
 constexpr int kMaxRows = 32768;  // of one launch of the fp32 kernel: rows are on the grid's z axis
 
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
 }
 
 /// Merges the chunks of one row and head, on kMergeThreads channels of the output.
-__global__ void __launch_bounds__(kMergeThreads) merge_chunks(const Attention x) {
+__global__ void __launch_bounds__(kMergeThreads, 8) merge_chunks(const Attention x) {
   __shared__ float2 sums[kMaxChunks];
   __shared__ float weights[kMaxChunks];
   const int row = static_cast<int>(blockIdx.x) / x.num_heads;
@@ -128,9 +129,16 @@ __global__ void __launch_bounds__(kMergeThreads) merge_chunks(const Attention x)
     const float* from = x.partial_o + x.partial(row, 0, head) * x.latent + channel;
     const std::int64_t stride = static_cast<std::int64_t>(x.num_heads) * x.latent;
     float o = 0.0F;
-#pragma unroll 16
-    for (int i = 0; i < chunks; ++i) {
-      o = fmaf(weights[i], from[i * stride], o);
+    for (int first = 0; first < chunks; first += kMergeLoads) {
+      float part[kMergeLoads];
+#pragma unroll
+      for (int i = 0; i < kMergeLoads; ++i) {
+        part[i] = first + i < chunks ? from[(first + i) * stride] : 0.0F;
+      }
+#pragma unroll
+      for (int i = 0; i < kMergeLoads; ++i) {
+        o = first + i < chunks ? fmaf(weights[first + i], part[i], o) : o;
+      }
     }
     x.o.row(t, head)[channel] = chunks > 0 ? o / sum : 0.0F;
   }

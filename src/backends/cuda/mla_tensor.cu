@@ -136,6 +136,28 @@ __device__ __forceinline__ void add_halves(const Block& block, float (&s)[kHeadT
   math_barrier();  // the scores are complete
 }
 
+/// warp_max and warp_sum of several values side by side, so that their latencies overlap.
+template <int kCount>
+__device__ __forceinline__ void each_warp_max(float (&x)[kCount]) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = fmaxf(x[i], __shfl_xor_sync(kFullWarp, x[i], offset));
+    }
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void each_warp_sum(float (&x)[kCount]) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      x[i] += __shfl_xor_sync(kFullWarp, x[i], offset);
+    }
+  }
+}
+
 /// Lane i's maximum and sum of row w + 8 i of the scores, warp w's i-th.
 struct RowSums {
   float top = -INFINITY;
@@ -151,23 +173,36 @@ __device__ __forceinline__ void softmax(const Block& block, int count, RowSums& 
   const auto* const scores = reinterpret_cast<const float*>(block.shared + block.at.scores);
   auto* const weights = reinterpret_cast<std::uint32_t*>(block.shared + block.at.weights);
   auto* const shrinks = reinterpret_cast<float*>(block.shared + block.at.shrink);
+  float first[kRows];
+  float second[kRows];
+  float next[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = math_warp() + i * kMathWarps;
     const auto s = *reinterpret_cast<const float2*>(scores + row * kScoreStride + 2 * lane);
-    const float first = first_valid ? s.x * block.x.scale : -INFINITY;
-    const float second = second_valid ? s.y * block.x.scale : -INFINITY;
-    const float top = __shfl_sync(kFullWarp, mine.top, i);
-    const float next = fmaxf(top, warp_max(fmaxf(first, second)));
-    const float shrink = exp2f((top - next) * kLog2e);
-    const float p = first_valid ? exp2f((first - next) * kLog2e) : 0.0F;
-    const float r = second_valid ? exp2f((second - next) * kLog2e) : 0.0F;
-    weights[row * (kWeightStride / 2) + lane] = pack_bf16(p, r);
-    const float total = warp_sum(p + r);
+    first[i] = first_valid ? s.x * block.x.scale : -INFINITY;
+    second[i] = second_valid ? s.y * block.x.scale : -INFINITY;
+    next[i] = fmaxf(first[i], second[i]);
+  }
+  each_warp_max(next);
+  float total[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = math_warp() + i * kMathWarps;
+    next[i] = fmaxf(__shfl_sync(kFullWarp, mine.top, i), next[i]);
+    first[i] = first_valid ? exp2f((first[i] - next[i]) * kLog2e) : 0.0F;
+    second[i] = second_valid ? exp2f((second[i] - next[i]) * kLog2e) : 0.0F;
+    weights[row * (kWeightStride / 2) + lane] = pack_bf16(first[i], second[i]);
+    total[i] = first[i] + second[i];
+  }
+  each_warp_sum(total);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
     if (lane == i) {
-      mine.sum = fmaf(mine.sum, shrink, total);
-      mine.top = next;
-      shrinks[row] = shrink;
+      const float shrink = exp2f((mine.top - next[i]) * kLog2e);
+      mine.sum = fmaf(mine.sum, shrink, total[i]);
+      mine.top = next[i];
+      shrinks[math_warp() + i * kMathWarps] = shrink;
     }
   }
 }
