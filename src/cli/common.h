@@ -120,6 +120,7 @@ void add_generate(CommandLine& line);
 void add_chat(CommandLine& line);
 void add_sft(CommandLine& line);
 void add_rl(CommandLine& line);
+void add_bench(CommandLine& line);
 void add_report(CommandLine& line);
 void add_demo_data(CommandLine& line);
 

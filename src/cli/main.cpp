@@ -59,6 +59,7 @@ int parse_and_run(int argc, char** argv) {
   add_chat(line);
   add_sft(line);
   add_rl(line);
+  add_bench(line);
   add_report(line);
   add_demo_data(line);
   try {

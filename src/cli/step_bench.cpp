@@ -27,8 +27,7 @@ std::int64_t pages_of(std::int64_t context) {
 }
 
 /// Writes random numbers of some 0.1 over all of a buffer.
-void randomise(Device& device, float* data, std::int64_t floats,
-               const std::vector<float>& values) {
+void randomise(Device& device, float* data, std::int64_t floats, const std::vector<float>& values) {
   for (std::int64_t begin = 0; begin < floats; begin += isize(values)) {
     const std::int64_t count = std::min(isize(values), floats - begin);
     device.upload(data + begin, values.data(), usize(count) * sizeof(float));

@@ -14,10 +14,10 @@
 namespace tandem::cli {
 
 struct StepFigures {
-  double seconds = 0;       // median of a step, sampling included
-  std::int64_t num_ops = 0; // kernels and copies of the recording; 0 where there is none
+  double seconds = 0;        // median of a step, sampling included
+  std::int64_t num_ops = 0;  // kernels and copies of the recording; 0 where there is none
   double weight_bytes = 0;
-  double cache_bytes = 0;   // latent rows read; states read and written
+  double cache_bytes = 0;  // latent rows read; states read and written
 };
 
 class StepBench {

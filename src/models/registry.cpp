@@ -1,16 +1,15 @@
 #include "models/registry.h"
 
-#include "models/kimi_k3/model.h"
-
 #include <cmath>
+
+#include "models/kimi_k3/model.h"
 
 namespace tandem {
 
 double ModelFootprint::step_read_bytes(std::int64_t tokens, std::int64_t experts_per_token) const {
   const double chosen =
-      num_experts == 0
-          ? 0.0
-          : static_cast<double>(experts_per_token) / static_cast<double>(num_experts);
+      num_experts == 0 ? 0.0
+                       : static_cast<double>(experts_per_token) / static_cast<double>(num_experts);
   const double all = static_cast<double>(expert_bytes);
   const double hit = 1.0 - std::pow(1.0 - chosen, static_cast<double>(tokens));
   return static_cast<double>(decode_read_bytes) + all * (hit - chosen);
