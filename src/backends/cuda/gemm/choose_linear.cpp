@@ -6,7 +6,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kMaxStreamWarps = kStreamThreads / 32;
-constexpr int kMaxCluster = 8;      // the most that every GPU with clusters allows
+constexpr int kMaxCluster = 8;  // the most that every GPU with clusters allows
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -15,7 +15,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 /// Warps that share `segments` with the least idle time in the last round; at least 4 if there is
 /// work for them, more where it costs nothing.
 int choose_k_warps(int segments) {
-  int best = std::min(segments, kMaxStreamWarps);
+  int best = std::clamp(segments, 1, kMaxStreamWarps);
   int best_turns = static_cast<int>(ceil_div(segments, best)) * best;
   for (int warps = best - 1; warps >= 4; --warps) {
     const int turns = static_cast<int>(ceil_div(segments, warps)) * warps;
@@ -27,14 +27,16 @@ int choose_k_warps(int segments) {
   return best;
 }
 
-/// Of two tiles for many rows, the larger one needs fewer bytes a product and the smaller one leaves
-/// fewer SMs idle. Unit: the time of an SM for kLinearTiles[2]; its rate per output is lower.
+/// Of two tiles for many rows, the larger one needs fewer bytes a product and the smaller one
+/// leaves fewer SMs idle. Unit: the time of an SM for kLinearTiles[2]; its rate per output is
+/// lower.
 int choose_large_variant(const LinearDesc& desc, const DeviceInfo& info) {
   constexpr int kSmall = 2;
   constexpr int kLarge = 3;
   const auto waves = [&](const TileVariant& v) {
-    return ceil_div(ceil_div(desc.out, v.outputs()) * ceil_div(desc.tokens, v.tokens()) * desc.heads,
-                    info.num_sms);
+    return ceil_div(
+        ceil_div(desc.out, v.outputs()) * ceil_div(desc.tokens, v.tokens()) * desc.heads,
+        info.num_sms);
   };
   const double small = 1.3 * static_cast<double>(waves(kLinearTiles[kSmall]));
   const double large = 4.0 * static_cast<double>(waves(kLinearTiles[kLarge]));
@@ -67,8 +69,9 @@ LinearConfig choose_tile(const LinearDesc& desc, const DeviceInfo& info) {
     return v.smem_bytes(desc.format, slots(cluster)) <= info.smem_per_block;
   };
   int cluster = 1;
-  while (cluster < kMaxCluster && segments >= 2 * cluster &&
-         (tiles * cluster * 4 < std::int64_t{3} * info.num_sms || (cluster > 1 && !fits(cluster)))) {
+  while (
+      cluster < kMaxCluster && segments >= 2 * cluster &&
+      (tiles * cluster * 4 < std::int64_t{3} * info.num_sms || (cluster > 1 && !fits(cluster)))) {
     cluster *= 2;
   }
   if (cluster > 1 && fits(cluster)) {
@@ -90,7 +93,7 @@ std::optional<StreamPlan> plan_stream(const StreamDesc& desc, const DeviceInfo& 
   const auto fits = [&] { return plan.smem_bytes(desc.blocks) <= info.smem_per_block; };
   const auto set_cluster = [&](int cluster) {
     plan.cluster = cluster;
-    plan.slots = static_cast<int>(ceil_div(desc.shape.segments, cluster));
+    plan.slots = std::max(1, static_cast<int>(ceil_div(desc.shape.segments, cluster)));
   };
   set_cluster(1);
   while (plan.cluster < desc.max_cluster && desc.shape.segments >= 2 * plan.cluster &&

@@ -14,8 +14,8 @@ namespace tandem::cuda {
 inline constexpr std::int64_t kMaxStreamRows = 8;
 
 /// How to stream `shape` in `outer` copies (heads, experts), `blocks` blocks of 16 outputs a warp;
-/// inputs may be split over a cluster of up to `max_cluster` CTAs. nullopt: the segments' sums do not
-/// fit into shared memory.
+/// inputs may be split over a cluster of up to `max_cluster` CTAs. nullopt: the segments' sums do
+/// not fit into shared memory.
 struct StreamDesc {
   TensorShape shape;
   int blocks = 1;

@@ -2,11 +2,13 @@
 // BF16    as stored.
 // FP8     sign and magnitude moved to a bf16's places, 2^-120 too small, times 2^120. The block
 //         scale (fp32) is for the caller, after the multiplication. Codes of NaN are not decoded.
-// FP4     two pairs of nibbles a multiplication: nibble * (2^8 + 2^2), or * (2^12 + 2^6), puts the sign
-//         at bit 15 and a copy of the magnitude at bits 8 .. 6, where bf16 has its exponent's two low
-//         bits and its first fraction bit: code * 2^-126, the code of 0.5 as a subnormal. (Shifts and
-//         masks alone would use the ALU, which runs at half rate, twice as much.)
-// NVFP4   times the block scale times 2^119: code * scale * 2^-7, so that one multiplication a weight
+// FP4     two pairs of nibbles a multiplication: nibble * (2^8 + 2^2), or * (2^12 + 2^6), puts the
+// sign
+//         at bit 15 and a copy of the magnitude at bits 8 .. 6, where bf16 has its exponent's two
+//         low bits and its first fraction bit: code * 2^-126, the code of 0.5 as a subnormal.
+//         (Shifts and masks alone would use the ALU, which runs at half rate, twice as much.)
+// NVFP4   times the block scale times 2^119: code * scale * 2^-7, so that one multiplication a
+// weight
 //         does; the sum is multiplied by 2^7 with scale_2 (sum_factor). At most 6 significant bits.
 // MXFP4   times 2^126, then times the block scale: over e8m0's range no single factor would do.
 #pragma once
@@ -39,10 +41,10 @@ struct RawScales {
 /// Where a block of 16 outputs lies.
 struct TileRow {
   const std::uint8_t* elements = nullptr;  // its first tile
-  const std::uint8_t* scales = nullptr;    // FP4: its first record; FP8: fp32 scales along the inputs
+  const std::uint8_t* scales = nullptr;  // FP4: its first record; FP8: fp32 scales along the inputs
 
-  /// The same from a tile on. The offsets are 32-bit and the bases opaque, or the compiler works out
-  /// every address from the start, in 64 bits.
+  /// The same from a tile on. The offsets are 32-bit and the bases opaque, or the compiler works
+  /// out every address from the start, in 64 bits.
   template <WeightFormat F>
   __device__ __forceinline__ TileRow at_tile(int tile) const {
     return {elements + static_cast<unsigned>(tile) * static_cast<unsigned>(tile_bytes(F)),
@@ -99,13 +101,13 @@ __device__ __forceinline__ void load_shared_tile(RawTile<F>& tile, RawScales<F>&
   }
 #pragma unroll
   for (int i = 0; i < RawScales<F>::kWords; ++i) {
-    codes.words[i] = *reinterpret_cast<const std::uint32_t*>(
-        scales + (lane / 4 * RawScales<F>::kWords + i) * 4);
+    codes.words[i] =
+        *reinterpret_cast<const std::uint32_t*>(scales + (lane / 4 * RawScales<F>::kWords + i) * 4);
   }
 }
 
-/// Block scales of a tile as bf16 pairs. NVFP4: pair[2 * (row g or g + 8) + step % 2], half step / 2.
-/// MXFP4: pair[step / 2], half 0 for row g and half 1 for row g + 8.
+/// Block scales of a tile as bf16 pairs. NVFP4: pair[2 * (row g or g + 8) + step % 2], half step
+/// / 2. MXFP4: pair[step / 2], half 0 for row g and half 1 for row g + 8.
 struct TileScales {
   std::uint32_t pair[4];
 };
@@ -156,7 +158,8 @@ __device__ __forceinline__ std::uint32_t decode_e4m3_pair(std::uint32_t word) {
 
 template <WeightFormat F, int kStep>
 __device__ __forceinline__ std::uint32_t fp4_scaled(std::uint32_t code, const TileScales& s,
-                                                    std::integral_constant<int, kStep>, bool upper) {
+                                                    std::integral_constant<int, kStep>,
+                                                    bool upper) {
   if constexpr (F == WeightFormat::kNvFp4) {
     return ptx::mul_bf16x2_half<kStep / 2>(code, s.pair[(upper ? 2 : 0) + kStep % 2]);
   } else {

@@ -1,4 +1,5 @@
-// launch.cuh — launches of kernels with dynamic shared memory and clusters, and their shared memory.
+// launch.cuh — launches of kernels with dynamic shared memory and clusters, and their shared
+// memory.
 #pragma once
 
 #include <cstdint>

@@ -2,13 +2,14 @@
 // ops/ref/gemm_ref.h on activations rounded to bf16, to fp32 accuracy.
 // Traffic   up to 8 rows: every weight byte once; memory bound.   More: tiles of outputs x tokens,
 //           weights once a tile of tokens.
-// Launch    stream: grid (row blocks * cluster, heads); tile: grid (tiles of tokens * cluster, tiles of
+// Launch    stream: grid (row blocks * cluster, heads); tile: grid (tiles of tokens * cluster,
+// tiles of
 //           outputs, heads). Graph-safe.
 // Numerics  gemm/layout.h's segments; NVFP4 times scale_2 and, when accumulating, + y at the end.
 #pragma once
 
 #include "backends/cuda/gemm/launch.cuh"
-#include "backends/cuda/gemm/linear_launch.h"
+#include "backends/cuda/gemm/linear_launch.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/gemm/tile.cuh"
 
@@ -78,9 +79,10 @@ __device__ __forceinline__ void finish_shared_tile(const float4* partial, const 
   for (int quad = static_cast<int>(blockIdx.x) % p.cluster; quad < kQuads; quad += p.cluster) {
     float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     for (int rank = 0; rank < p.cluster; ++rank) {
-      const float4* from = cluster.map_shared_rank(partial, rank) + quad * V.threads() + threadIdx.x;
-      const int count = split(p.shape.segments, rank + 1, p.cluster) -
-                        split(p.shape.segments, rank, p.cluster);
+      const float4* from =
+          cluster.map_shared_rank(partial, rank) + quad * V.threads() + threadIdx.x;
+      const int count =
+          split(p.shape.segments, rank + 1, p.cluster) - split(p.shape.segments, rank, p.cluster);
       for (int slot = 0; slot < count; ++slot) {
         const float4 sum = from[slot * kQuads * V.threads()];
         total = make_float4(total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w);

@@ -7,7 +7,8 @@
 
 namespace tandem::cuda {
 
-/// A packed weight as kernels see it: extents in blocks of 16 outputs, tiles and segments of inputs.
+/// A packed weight as kernels see it: extents in blocks of 16 outputs, tiles and segments of
+/// inputs.
 struct TensorShape {
   std::int64_t out = 0;
   std::int64_t in = 0;
@@ -29,7 +30,8 @@ struct TensorShape {
           .scale_2_offset = scale_2_offset(format, out, in)};
 }
 
-/// The segments of CTA `rank` of `cluster` that share an output: [split(.., rank), split(.., rank + 1)).
+/// The segments of CTA `rank` of `cluster` that share an output: [split(.., rank), split(.., rank +
+/// 1)).
 [[nodiscard]] constexpr int split(int segments, int rank, int cluster) {
   return segments * rank / cluster;
 }
@@ -85,7 +87,8 @@ struct TileVariant {
   }
   /// With `slots` segments' sums of a CTA kept beside the stages.
   [[nodiscard]] constexpr std::int64_t smem_bytes(WeightFormat format, int slots) const {
-    return std::int64_t{stages} * stage_bytes(format) + std::int64_t{slots} * outputs() * tokens() * 4;
+    return std::int64_t{stages} * stage_bytes(format) +
+           std::int64_t{slots} * outputs() * tokens() * 4;
   }
 };
 

@@ -3,9 +3,11 @@
 // Schedule  A warp owns kBlocks blocks of 16 outputs and every k_warps-th segment of the inputs
 //           (layout.h). It loads kLoad tiles of each block at once and then multiplies; nothing but
 //           other warps hides its latency, so a CTA has no barrier before the last sum.
-// Sum       Segments' sums go to shared memory and are added there in rising order, across a cluster
+// Sum       Segments' sums go to shared memory and are added there in rising order, across a
+// cluster
 //           where the inputs are split over CTAs.
-// Numerics  activations rounded to bf16; fp32 sums; the order of layout.h, so that neither the number
+// Numerics  activations rounded to bf16; fp32 sums; the order of layout.h, so that neither the
+// number
 //           of rows nor warps nor CTAs change a bit.
 #pragma once
 
@@ -45,7 +47,8 @@ struct F32Inputs {
   }
 };
 
-/// The same of a row of bf16 that is filled up to a multiple of 16, `inputs`, and aligned to 4 bytes.
+/// The same of a row of bf16 that is filled up to a multiple of 16, `inputs`, and aligned to 4
+/// bytes.
 template <bool kWhole>
 struct Bf16Inputs {
   const std::uint32_t* at;
@@ -78,7 +81,8 @@ __device__ __forceinline__ void stream_tiles(float (&acc)[kBlocks][4],
       load_tile(raw[i][m], first, i, lane);
     }
   }
-  __syncwarp();  // ptxas moves no load over it: all of them are under way before the first is needed
+  __syncwarp();  // ptxas moves no load over it: all of them are under way before the first is
+                 // needed
   TileScales scales[kBlocks];
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
@@ -111,9 +115,8 @@ __device__ __forceinline__ void stream_tiles(float (&acc)[kBlocks][4],
 /// acc += the product with a segment, kLoad tiles at a time; the last segment may be shorter.
 template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
 __device__ __forceinline__ void stream_segment(float (&acc)[kBlocks][4],
-                                               const TileRow (&rows)[kBlocks],
-                                               const Inputs& inputs, int tile, int k_tiles,
-                                               int lane) {
+                                               const TileRow (&rows)[kBlocks], const Inputs& inputs,
+                                               int tile, int k_tiles, int lane) {
   constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
   static_assert(kSegmentTiles % kLoad == 0);
   if (tile + kSegmentTiles <= k_tiles) {
@@ -131,8 +134,8 @@ __device__ __forceinline__ void stream_segment(float (&acc)[kBlocks][4],
   }
 }
 
-/// The calling warp's segments of its CTA's: sums to partial[m * slots + number of the segment in the
-/// CTA], the accumulators of all lanes in order.
+/// The calling warp's segments of its CTA's: sums to partial[m * slots + number of the segment in
+/// the CTA], the accumulators of all lanes in order.
 template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
 __device__ __forceinline__ void stream_segments(float4* partial, const TileRow (&rows)[kBlocks],
                                                 const Inputs& inputs, const TensorShape& shape,
@@ -156,9 +159,8 @@ __device__ __forceinline__ void stream_segments(float4* partial, const TileRow (
                                       lane);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      partial[(m * plan.slots + segment - begin) * 32 + lane] =
-          make_float4(acc[m][0] * scale[m], acc[m][1] * scale[m], acc[m][2] * scale[m],
-                      acc[m][3] * scale[m]);
+      partial[(m * plan.slots + segment - begin) * 32 + lane] = make_float4(
+          acc[m][0] * scale[m], acc[m][1] * scale[m], acc[m][2] * scale[m], acc[m][3] * scale[m]);
     }
   }
 }
@@ -173,8 +175,8 @@ __device__ __forceinline__ BlockElement block_element(int index) {
   return {lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1)};
 }
 
-/// One element's sum over all segments, in rising order; `base` is a CTA's first partial. All CTAs of
-/// the cluster have passed a barrier since writing.
+/// One element's sum over all segments, in rising order; `base` is a CTA's first partial. All CTAs
+/// of the cluster have passed a barrier since writing.
 __device__ __forceinline__ float sum_segments(const float* base, int block, int index,
                                               const TensorShape& shape, const StreamPlan& plan) {
   const auto cluster = cooperative_groups::this_cluster();

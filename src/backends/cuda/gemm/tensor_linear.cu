@@ -2,7 +2,7 @@
 // gemm/tensor.h   Kernels: gemm/linear_kernels.cuh
 #include <algorithm>
 
-#include "backends/cuda/gemm/linear_launch.h"
+#include "backends/cuda/gemm/linear_launch.cuh"
 #include "backends/cuda/gemm/tensor.h"
 #include "backends/cuda/gemm/to_bf16.h"
 #include "backends/cuda/runtime/cuda_device.h"

@@ -17,8 +17,8 @@ inline constexpr int kRowBytes = 2 * static_cast<int>(kTileInputs);  // a token'
 template <TileVariant V>
 using Accumulators = float[V.blocks][V.columns][4];
 
-/// The inputs of a CTA's tokens, bf16. `rows`: those a thread copies, every threads / 8-th token from
-/// threadIdx.x / 8 on. Zero from input `in` on.
+/// The inputs of a CTA's tokens, bf16. `rows`: those a thread copies, every threads / 8-th token
+/// from threadIdx.x / 8 on. Zero from input `in` on.
 template <TileVariant V>
 struct TileInputs {
   static constexpr int kRows = V.tokens() * 8 / V.threads();
@@ -37,15 +37,16 @@ struct TileInputs {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int n = token(i);
-      ptx::cp_async_16(stage + n * kRowBytes + (chunk ^ (n % 8)) * 16, rows[i] + (bytes > 0 ? k : 0),
-                       bytes);
+      ptx::cp_async_16(stage + n * kRowBytes + (chunk ^ (n % 8)) * 16,
+                       rows[i] + (bytes > 0 ? k : 0), bytes);
     }
   }
 };
 
 /// Copies tile `tile` of the CTA's blocks and their scales; row(r) is its r-th block.
 template <WeightFormat F, TileVariant V, typename Row>
-__device__ __forceinline__ void copy_weights(std::uint8_t* stage, const Row& row, std::int64_t tile) {
+__device__ __forceinline__ void copy_weights(std::uint8_t* stage, const Row& row,
+                                             std::int64_t tile) {
   constexpr int kChunks = static_cast<int>(tile_bytes(F)) / 16;
   constexpr int kCopies = V.row_blocks() * kChunks / V.threads();
   static_assert(kCopies * V.threads() == V.row_blocks() * kChunks);
@@ -60,9 +61,9 @@ __device__ __forceinline__ void copy_weights(std::uint8_t* stage, const Row& row
     static_assert(V.row_blocks() * kScaleChunks <= V.threads());
     const int index = static_cast<int>(threadIdx.x);
     if (index < V.row_blocks() * kScaleChunks) {
-      ptx::cp_async_16(
-          stage + V.row_blocks() * tile_bytes(F) + index * 16,
-          row(index / kScaleChunks).scales + tile * tile_scale_bytes(F) + index % kScaleChunks * 16);
+      ptx::cp_async_16(stage + V.row_blocks() * tile_bytes(F) + index * 16,
+                       row(index / kScaleChunks).scales + tile * tile_scale_bytes(F) +
+                           index % kScaleChunks * 16);
     }
   }
 }

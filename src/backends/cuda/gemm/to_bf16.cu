@@ -1,11 +1,10 @@
 // to_bf16.cu — fp32 rows to bf16 rows of a padded width.   Contract: gemm/to_bf16.h
 // Traffic   6 bytes an element; memory bound.   Numerics  round to nearest even.
 // Launch    one thread 8 elements, grid-stride over rows; graph-safe.
-#include "backends/cuda/gemm/to_bf16.h"
-
 #include <algorithm>
 
 #include "backends/cuda/device_view.cuh"
+#include "backends/cuda/gemm/to_bf16.h"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 

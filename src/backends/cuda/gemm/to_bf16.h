@@ -8,8 +8,8 @@
 
 namespace tandem::cuda {
 
-/// to[(t * H + h) * width + k] = x[t, h, k] to nearest even, zeros from x's width on.   Shapes: x [T,
-/// H, K]; width >= K, a multiple of 8; `to` aligned to 16 bytes.
+/// to[(t * H + h) * width + k] = x[t, h, k] to nearest even, zeros from x's width on.   Shapes: x
+/// [T, H, K]; width >= K, a multiple of 8; `to` aligned to 16 bytes.
 void to_bf16(const ExecCtx& ctx, std::uint16_t* to, std::int64_t width, ConstF32Cube x);
 
 }  // namespace tandem::cuda

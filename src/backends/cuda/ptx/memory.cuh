@@ -6,8 +6,9 @@
 
 namespace tandem::cuda::ptx {
 
-// Loads of what no kernel in flight writes, and that leave the L1 cache to the activations. Volatile:
-// they stay in program order, before the instructions that use them.   PTX ISA 7.4, sm_70.
+// Loads of what no kernel in flight writes, and that leave the L1 cache to the activations.
+// Volatile: they stay in program order, before the instructions that use them.   PTX ISA 7.4,
+// sm_70.
 __device__ __forceinline__ uint4 load_streaming_16(const void* from) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -27,8 +27,8 @@ __device__ __forceinline__ std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32
   return d;
 }
 
-/// The same with one half of `b` for both: an operand modifier of the multiplication, no instruction
-/// of its own.
+/// The same with one half of `b` for both: an operand modifier of the multiplication, no
+/// instruction of its own.
 template <int kHalf>
 __device__ __forceinline__ std::uint32_t mul_bf16x2_half(std::uint32_t a, std::uint32_t b) {
   std::uint32_t d;

@@ -1,4 +1,4 @@
-// linear_launch.h — the kernels of linear layers, compiled for one weight format a source file.
+// linear_launch.cuh — the kernels of linear layers, compiled for one weight format a source file.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,127 @@
+// tensor_experts.cu — the routed experts on the tensor cores: chooses, fills in, launches.
+// Contract: experts/tensor.h   Kernels: experts/experts_kernels.cuh, experts/work.cu
+#include "backends/cuda/experts/experts_launch.cuh"
+#include "backends/cuda/experts/tensor.h"
+#include "backends/cuda/experts/work.cuh"
+#include "backends/cuda/gemm/to_bf16.h"
+#include "backends/cuda/runtime/cuda_device.h"
+#include "core/check.h"
+#include "core/checked_cast.h"
+
+namespace tandem::cuda {
+namespace {
+
+void launch_gate_up_format(const ExecCtx& ctx, WeightFormat format, const ExpertsConfig& config,
+                           const GateUpArgs& args) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return launch_gate_up<WeightFormat::kBF16>(ctx, config, args);
+    case WeightFormat::kFp8Block:
+      return launch_gate_up<WeightFormat::kFp8Block>(ctx, config, args);
+    case WeightFormat::kMxFp4:
+      return launch_gate_up<WeightFormat::kMxFp4>(ctx, config, args);
+    case WeightFormat::kNvFp4:
+      return launch_gate_up<WeightFormat::kNvFp4>(ctx, config, args);
+    case WeightFormat::kF32:
+      break;
+  }
+  TDM_CHECK(false, "fp32 weights have no tensor-core path");
+}
+
+void launch_down_format(const ExecCtx& ctx, WeightFormat format, const ExpertsConfig& config,
+                        const DownArgs& args) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return launch_down<WeightFormat::kBF16>(ctx, config, args);
+    case WeightFormat::kFp8Block:
+      return launch_down<WeightFormat::kFp8Block>(ctx, config, args);
+    case WeightFormat::kMxFp4:
+      return launch_down<WeightFormat::kMxFp4>(ctx, config, args);
+    case WeightFormat::kNvFp4:
+      return launch_down<WeightFormat::kNvFp4>(ctx, config, args);
+    case WeightFormat::kF32:
+      break;
+  }
+  TDM_CHECK(false, "fp32 weights have no tensor-core path");
+}
+
+void fill_pointers(const std::uint8_t** to, std::span<const PackedWeight> weights) {
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    TDM_CHECK(weights[e].format == weights[0].format, e);
+    to[e] = reinterpret_cast<const std::uint8_t*>(weights[e].data.data());
+  }
+}
+
+std::uint16_t* take_bf16(const ExecCtx& ctx, std::int64_t rows, std::int64_t width) {
+  return ctx.workspace->take<std::uint16_t>(rows * width).data();
+}
+
+/// Rows of SiTU(gate, up), one a pair.
+Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeights& experts,
+                           const ExpertsConfig& config, GateUpArgs& args) {
+  const PackedWeight& w1 = experts.w1[0];
+  TDM_CHECK(experts.w3[0].format == w1.format);
+  fill_pointers(args.w1, experts.w1);
+  fill_pointers(args.w3, experts.w3);
+  args.shape = tensor_shape(w1.format, w1.out, w1.in);
+  args.plan = config.gate_up;
+  args.x = device_mat(x);
+  args.whole = x.size(1) % kTileInputs == 0 &&
+               reinterpret_cast<std::uintptr_t>(x.data()) % 8 == 0 &&
+               (x.size(0) == 1 || x.stride(0) % 2 == 0);
+  if (!config.stream) {
+    const std::int64_t width = args.shape.k_tiles * kTileInputs;
+    std::uint16_t* rows = take_bf16(ctx, x.size(0), width);
+    to_bf16(ctx, rows, width,
+            ConstF32Cube(x.data(), {x.size(0), 1, x.size(1)}, {x.stride(0), 0, 1}));
+    args.x_bf16 = {rows, width};
+  }
+  const std::int64_t hidden_width = tiles_of(w1.out, kTileInputs) * kTileInputs;
+  args.hidden = {take_bf16(ctx, x.size(0) * args.slots, hidden_width), hidden_width};
+  launch_gate_up_format(ctx, w1.format, config, args);
+  return args.hidden;
+}
+
+}  // namespace
+
+void tensor_experts(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat ids,
+                    ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
+  if (out.empty()) {
+    return;
+  }
+  const ArenaScope scope(*ctx.workspace);
+  const PackedWeight& w1 = experts.w1[0];
+  const PackedWeight& w2 = experts.w2[0];
+  const ExpertsDesc desc{.gate_up = w1.format,
+                         .down = w2.format,
+                         .experts = isize(experts.w1),
+                         .tokens = x.size(0),
+                         .slots = ids.size(1),
+                         .dim = x.size(1),
+                         .width = w1.out};
+  TDM_CHECK(desc.experts <= kMaxExperts, desc.experts);
+  const std::int64_t pairs = desc.tokens * desc.slots;
+  const F32Mat y(ctx.workspace->take<float>(pairs * desc.dim).data(), {pairs, desc.dim});
+  if (pairs > 0) {
+    const auto config = choose_experts(desc, device_of(ctx).info());
+    TDM_CHECK(config.has_value(), desc.tokens, desc.experts, desc.dim, desc.width);
+    const ExpertWork work = expert_work(ctx, ids, desc.experts, *config);
+    GateUpArgs gate_up_args{};
+    gate_up_args.work = work;
+    gate_up_args.slots = static_cast<std::int32_t>(desc.slots);
+    gate_up_args.act = act;
+    const Mat<std::uint16_t> hidden = gate_up(ctx, x, experts, *config, gate_up_args);
+
+    DownArgs down_args{};
+    fill_pointers(down_args.w2, experts.w2);
+    down_args.work = work;
+    down_args.shape = tensor_shape(w2.format, w2.out, w2.in);
+    down_args.hidden = {hidden.data, hidden.stride};
+    down_args.y = device_mat(y);
+    down_args.plan = config->down;
+    launch_down_format(ctx, w2.format, *config, down_args);
+  }
+  combine_pairs(ctx, {out, y, ids, weights, desc.experts});
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,122 @@
+// work.cu — work items of the experts' kernels, and the sum of their rows.   Contract:
+// experts/work.cuh Traffic   items: E + 1 counts, 12 bytes an item. combine: A + 1 rows a token;
+// memory bound. Launch    items: one CTA, a thread an expert. combine: one thread an element,
+// grid-stride over
+//           tokens. Graph-safe.
+// Numerics  combine: one fused multiply-add chain in slot order.
+#include <algorithm>
+
+#include "backends/cuda/device_view.cuh"
+#include "backends/cuda/experts/experts_launch.cuh"
+#include "backends/cuda/experts/group.h"
+#include "backends/cuda/experts/work.cuh"
+#include "backends/cuda/reduce.cuh"
+#include "backends/cuda/runtime/cuda_device.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kItemThreads = kMaxExperts;
+constexpr int kCombineThreads = 256;
+
+/// The sum of `value` over the threads before this one, and over all.
+struct Prefix {
+  int before;
+  int total;
+};
+__device__ __forceinline__ Prefix block_prefix(int value) {
+  constexpr int kWarps = kItemThreads / kWarp;
+  __shared__ int warp_totals[kWarps];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  int sum = value;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const int left = __shfl_up_sync(kFullWarp, sum, offset);
+    sum += lane >= offset ? left : 0;
+  }
+  if (lane == kWarp - 1) {
+    warp_totals[warp] = sum;
+  }
+  __syncthreads();  // every warp's total is there
+  int before_warps = 0;
+  int total = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) {
+    before_warps += i < warp ? warp_totals[i] : 0;
+    total += warp_totals[i];
+  }
+  return {before_warps + sum - value, total};
+}
+
+__global__ void __launch_bounds__(kItemThreads)
+    cut_items(ExpertItem* items, int num_items, const std::int32_t* expert_begin, int num_experts,
+              int chunk) {
+  const int expert = static_cast<int>(threadIdx.x);
+  const int begin = expert < num_experts ? expert_begin[expert] : 0;
+  const int count = expert < num_experts ? expert_begin[expert + 1] - begin : 0;
+  const Prefix place = block_prefix((count + chunk - 1) / chunk);
+  for (int done = 0, i = place.before; done < count; done += chunk, ++i) {
+    items[i] = {expert, begin + done, min(chunk, count - done)};
+  }
+  for (int i = place.total + expert; i < num_items; i += kItemThreads) {
+    items[i] = {-1, 0, 0};
+  }
+}
+
+struct CombineArgs {
+  Mat<float> out;
+  Mat<const float> y;
+  Mat<const std::int32_t> ids;
+  Mat<const float> weights;
+  std::int64_t tokens;
+  std::int64_t cols;
+  int slots;
+  int num_experts;
+};
+
+__global__ void __launch_bounds__(kCombineThreads) combine(const CombineArgs p) {
+  const std::int64_t col = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x;
+  if (col >= p.cols) {
+    return;
+  }
+  for (std::int64_t t = blockIdx.y; t < p.tokens; t += gridDim.y) {
+    float sum = 0.0F;
+#pragma unroll 4
+    for (int a = 0; a < p.slots; ++a) {
+      const std::int32_t id = p.ids.row(t)[a];
+      if (id >= 0 && id < p.num_experts) {  // else its row of y is not written
+        sum = fmaf(p.weights.row(t)[a], p.y.row(t * p.slots + a)[col], sum);
+      }
+    }
+    p.out.row(t)[col] = sum;
+  }
+}
+
+}  // namespace
+
+ExpertWork expert_work(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_experts,
+                       const ExpertsConfig& config) {
+  const auto experts = static_cast<std::int32_t>(num_experts);
+  if (ids.size(0) == 1) {
+    return {nullptr, ids.data(), nullptr, experts};
+  }
+  const ExpertGroups groups = group_by_expert(ctx, ids, num_experts);
+  auto* items = ctx.workspace->take<ExpertItem>(config.items).data();
+  cut_items<<<1, kItemThreads, 0, stream_of(ctx)>>>(items, static_cast<int>(config.items),
+                                                    groups.expert_begin, experts, config.chunk);
+  device_of(ctx).launched("experts");
+  return {items, nullptr, groups.pair_order, experts};
+}
+
+void combine_pairs(const ExecCtx& ctx, const CombineSlots& args) {
+  const dim3 grid(static_cast<unsigned>((args.out.size(1) + kCombineThreads - 1) / kCombineThreads),
+                  static_cast<unsigned>(std::min<std::int64_t>(args.out.size(0), 65535)));
+  combine<<<grid, kCombineThreads, 0, stream_of(ctx)>>>(
+      CombineArgs{device_mat(args.out), device_mat(args.y), device_mat(args.ids),
+                  device_mat(args.weights), args.out.size(0), args.out.size(1),
+                  static_cast<int>(args.ids.size(1)), static_cast<int>(args.num_experts)});
+  device_of(ctx).launched("experts");
+}
+
+}  // namespace tandem::cuda
