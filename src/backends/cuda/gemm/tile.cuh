@@ -1,4 +1,4 @@
-// tile.cuh — the path of products with packed weights for many token rows: a CTA computes a tile of
+// tile.cuh — products with packed weights for many token rows: a CTA computes a tile of
 // outputs x tokens, weights and activations go through shared memory. Shared by linear layers and
 // experts.
 // Schedule  stages of one tile (64 inputs), filled by cp.async that runs `stages - 1` ahead; one
