@@ -53,13 +53,12 @@ PackedWeight random_weight(Bench& b, WeightFormat format, std::int64_t out, std:
                            std::uint32_t seed) {
   const std::int64_t scales = scales_offset(format, out, in);
   const std::int64_t scale_2 = scale_2_offset(format, out, in);
-  // Filled in as a whole: nvcc does not see that a Storage can be made from nothing.
-  PackedWeight w{format,
-                 out,
-                 in,
-                 format == WeightFormat::kNvFp4 ? 0.0078F : 1.0F,
-                 Storage(scale_2 + 4, b.device),
-                 Storage(0, b.device)};
+  PackedWeight w;
+  w.format = format;
+  w.out = out;
+  w.in = in;
+  w.scale_2 = format == WeightFormat::kNvFp4 ? 0.0078F : 1.0F;
+  w.data = Storage(scale_2 + 4, b.device);
   const Fill elements = format == WeightFormat::kBF16       ? Fill::kBf16
                         : format == WeightFormat::kFp8Block ? Fill::kE4m3
                                                             : Fill::kFp4;

@@ -16,8 +16,8 @@
 namespace tandem::cuda {
 
 /// Output `row` of a token and head.
-__device__ __forceinline__ void store_output(const LinearArgs& p, std::int64_t token, int head,
-                                             std::int64_t row, float value) {
+__device__ __forceinline__ void store_output(const TensorLinearArgs& p, std::int64_t token,
+                                             int head, std::int64_t row, float value) {
   if (token < p.tokens && row < p.shape.out) {
     float* y = p.y.row(token, head) + row;
     *y = p.accumulate ? *y + value : value;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_output(const LinearArgs& p, std::int64_t t
 
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
-    stream_linear(const __grid_constant__ LinearArgs p) {
+    stream_linear(const __grid_constant__ TensorLinearArgs p) {
   constexpr int kBlocks = stream_blocks(F);
   constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
   auto* partial = dynamic_smem<float4>();
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
 /// A tile's sums from all CTAs of its cluster: of each thread's quadruples of accumulators a CTA
 /// finishes every cluster-th.
 template <TileVariant V, typename Store>
-__device__ __forceinline__ void finish_shared_tile(const float4* partial, const LinearArgs& p,
+__device__ __forceinline__ void finish_shared_tile(const float4* partial, const TensorLinearArgs& p,
                                                    const Store& store) {
   constexpr int kQuads = V.blocks * V.columns;
   const auto cluster = cooperative_groups::this_cluster();
@@ -100,7 +100,7 @@ __device__ __forceinline__ void finish_shared_tile(const float4* partial, const 
 
 template <WeightFormat F, int kVariant>
 __global__ void __launch_bounds__(kLinearTiles[kVariant].threads(), kLinearTiles[kVariant].ctas)
-    tile_linear(const __grid_constant__ LinearArgs p) {
+    tile_linear(const __grid_constant__ TensorLinearArgs p) {
   constexpr TileVariant V = kLinearTiles[kVariant];
   auto* smem = dynamic_smem<std::uint8_t>();
   const int head = static_cast<int>(blockIdx.z);
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kLinearTiles[kVariant].threads(), kLinearTiles
 }
 
 template <WeightFormat F, int kVariant>
-void launch_tile_variant(const ExecCtx& ctx, const LinearConfig& config, const LinearArgs& args,
-                         int heads) {
+void launch_tile_variant(const ExecCtx& ctx, const LinearConfig& config,
+                         const TensorLinearArgs& args, int heads) {
   const Launch how{.grid = dim3(static_cast<unsigned>(config.grid_x),
                                 static_cast<unsigned>(config.grid_y), static_cast<unsigned>(heads)),
                    .threads = config.threads,
@@ -166,7 +166,7 @@ void launch_tile_variant(const ExecCtx& ctx, const LinearConfig& config, const L
 }
 
 template <WeightFormat F>
-void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const LinearArgs& args,
+void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const TensorLinearArgs& args,
                    int heads) {
   if (config.stream) {
     const Launch how{

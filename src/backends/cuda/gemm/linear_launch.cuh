@@ -11,7 +11,7 @@ namespace tandem::cuda {
 
 inline constexpr int kMaxHeads = 128;  // of one launch
 
-struct LinearArgs {
+struct TensorLinearArgs {
   const std::uint8_t* weights[kMaxHeads];  // PackedWeight::data of each head
   TensorShape shape;                       // of all of them
   Cube<float> y;                           // [T, H, out]
@@ -25,16 +25,16 @@ struct LinearArgs {
 };
 
 template <WeightFormat F>
-void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const LinearArgs& args,
+void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const TensorLinearArgs& args,
                    int heads);
 
 extern template void launch_linear<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
-                                                        const LinearArgs&, int);
+                                                        const TensorLinearArgs&, int);
 extern template void launch_linear<WeightFormat::kFp8Block>(const ExecCtx&, const LinearConfig&,
-                                                            const LinearArgs&, int);
+                                                            const TensorLinearArgs&, int);
 extern template void launch_linear<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
-                                                         const LinearArgs&, int);
+                                                         const TensorLinearArgs&, int);
 extern template void launch_linear<WeightFormat::kNvFp4>(const ExecCtx&, const LinearConfig&,
-                                                         const LinearArgs&, int);
+                                                         const TensorLinearArgs&, int);
 
 }  // namespace tandem::cuda

@@ -13,7 +13,7 @@ namespace tandem::cuda {
 namespace {
 
 void launch_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
-                   const LinearArgs& args, int heads) {
+                   const TensorLinearArgs& args, int heads) {
   switch (format) {
     case WeightFormat::kBF16:
       return launch_linear<WeightFormat::kBF16>(ctx, config, args, heads);
@@ -48,7 +48,7 @@ void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const 
                         .heads = heads};
   const auto config = choose_linear(desc, device_of(ctx).info());
   TDM_CHECK(config.has_value(), desc.out, desc.in, desc.tokens);
-  LinearArgs args{};
+  TensorLinearArgs args{};
   for (int h = 0; h < heads; ++h) {
     const PackedWeight& head = w[usize(h)];
     TDM_CHECK(head.format == first.format, h);

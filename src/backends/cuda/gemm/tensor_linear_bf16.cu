@@ -4,6 +4,6 @@
 namespace tandem::cuda {
 
 template void launch_linear<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
-                                                 const LinearArgs&, int);
+                                                 const TensorLinearArgs&, int);
 
 }  // namespace tandem::cuda

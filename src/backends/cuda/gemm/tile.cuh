@@ -9,6 +9,8 @@
 #pragma once
 
 #include "backends/cuda/gemm/dequant.cuh"
+#include "backends/cuda/ptx/cp_async.cuh"
+#include "backends/cuda/ptx/ldmatrix.cuh"
 
 namespace tandem::cuda {
 

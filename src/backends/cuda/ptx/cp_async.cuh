@@ -15,6 +15,17 @@ __device__ __forceinline__ void cp_async_4(void* to_shared, const void* from_glo
                : "memory");
 }
 
+/// cp.async.cg, 16 bytes, both addresses 16-byte aligned: the first `bytes` of them from
+/// `from_global`, zeros after. Any thread, alone.
+__device__ __forceinline__ void cp_async_16(void* to_shared, const void* from_global,
+                                            int bytes = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(to_shared))),
+                 "l"(__cvta_generic_to_global(from_global)), "r"(bytes)
+               : "memory");
+}
+
 /// cp.async.commit_group: this thread's copies since its last commit become one group.
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" : : : "memory");

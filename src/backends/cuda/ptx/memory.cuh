@@ -1,5 +1,4 @@
-// memory.cuh — loads of weights that are read once, and asynchronous copies to shared memory. One
-// wrapper an instruction.
+// memory.cuh — loads of weights that are read once. One wrapper an instruction.
 #pragma once
 
 #include <cstdint>
@@ -34,22 +33,6 @@ template <typename T>
 __device__ __forceinline__ T* opaque(T* pointer) {
   asm("" : "+l"(pointer));
   return pointer;
-}
-
-/// 16 bytes to shared memory, the first `bytes` of them from `from`, zeros after.   PTX ISA 7.0,
-/// sm_80. Complete after a wait for the thread's group, visible to others after a barrier.
-__device__ __forceinline__ void cp_async_16(void* to_shared, const void* from, int bytes = 16) {
-  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void cp_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-/// Waits until at most `kPending` of the thread's latest groups are still under way.
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace tandem::cuda::ptx
