@@ -16,9 +16,9 @@ if(TDM_CCACHE)
 endif()
 find_package(CUDAToolkit 13.0 REQUIRED)
 
-# Warnings and register spills are errors in device code; # contractions are written out (fmaf). 554: a conversion of a view of
+# Warnings are errors in device code; contractions are written out (fmaf). 554: a conversion of a view of
 # const elements to itself is declared and never called.
 add_library(tdm_cuda_flags INTERFACE)
 target_compile_options(tdm_cuda_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr -Werror=all-warnings -diag-suppress=554
-    -Xptxas=-warn-spills -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+    -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off>)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
+#include <utility>
 
 #include "core/checked_cast.h"
 #include "core/rng.h"
@@ -75,11 +77,33 @@ void StepBench::fill_caches() {
   }
 }
 
-void StepBench::step_ops(const ModelBatch& batch) {
+void StepBench::step_ops(const ModelBatch& batch, RoutedExperts* routed) {
   const F32Mat logits(logits_.as<float>().data(), {batch_, model_.vocab_size()});
   const ArenaScope scope(*ctx_.workspace);
-  model_.forward(ctx_, logits, batch, cache_.buffers(), nullptr);
+  model_.forward(ctx_, logits, batch, cache_.buffers(), routed);
   sampler_.run(ctx_, logits);
+}
+
+/// Runs a step and counts the distinct experts of every layer.
+double StepBench::weight_bytes(const ModelBatch& batch) {
+  const ModelFootprint footprint = model_.footprint();
+  const std::int64_t layers = model_.moe_layers();
+  const std::int64_t top_k = model_.experts_per_token();
+  Storage ids(batch_ * layers * top_k * 4, *ctx_.device);
+  RoutedExperts routed{.ids = {ids.as<std::int32_t>().data(), {batch_, layers * top_k}}};
+  step_ops(batch, &routed);
+  std::vector<std::int32_t> on_host(usize(batch_ * layers * top_k));
+  ctx_.device->download(on_host.data(), ids.data(), usize(ids.size_bytes()));
+  std::set<std::pair<std::int64_t, std::int32_t>> hit;
+  for (std::int64_t i = 0; i < isize(on_host); ++i) {
+    hit.emplace(i / top_k % layers, on_host[usize(i)]);
+  }
+  const double experts =
+      static_cast<double>(std::max<std::int64_t>(layers * footprint.num_experts, 1));
+  const double expert_bytes = static_cast<double>(footprint.expert_bytes) / experts;
+  const double dense = static_cast<double>(footprint.decode_read_bytes) -
+                       expert_bytes * static_cast<double>(layers * top_k);
+  return dense + expert_bytes * static_cast<double>(hit.size());
 }
 
 StepFigures StepBench::run(int num_steps) {
@@ -91,9 +115,10 @@ StepFigures StepBench::run(int num_steps) {
   }
   const ModelBatch batch = builder_.build(chunks, cache_);
   sampler_.prepare(targets, batch_);
-  step_ops(batch);  // every buffer has its size, every kernel is loaded
-  const auto recording = ctx_.device->record([&] { step_ops(batch); });
-  const auto step = [&] { recording ? recording->launch() : step_ops(batch); };
+  const double weight_bytes_read = weight_bytes(batch);
+  step_ops(batch, nullptr);  // every buffer has its size, every kernel is loaded
+  const auto recording = ctx_.device->record([&] { step_ops(batch, nullptr); });
+  const auto step = [&] { recording ? recording->launch() : step_ops(batch, nullptr); };
   step();
   ctx_.device->synchronize();
   constexpr int kSamples = 5;
@@ -109,7 +134,7 @@ StepFigures StepBench::run(int num_steps) {
   const CacheSpec& spec = model_.cache_spec();
   return {.seconds = median(seconds),
           .num_ops = recording ? recording->num_ops() : 0,
-          .weight_bytes = model_.footprint().step_read_bytes(batch_, model_.experts_per_token()),
+          .weight_bytes = weight_bytes_read,
           .cache_bytes = static_cast<double>(
               batch_ * (2 * spec.bytes_per_sequence() + context_ * spec.bytes_per_token()))};
 }

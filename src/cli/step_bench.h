@@ -16,8 +16,8 @@ namespace tandem::cli {
 struct StepFigures {
   double seconds = 0;        // median of a step, sampling included
   std::int64_t num_ops = 0;  // kernels and copies of the recording; 0 where there is none
-  double weight_bytes = 0;
-  double cache_bytes = 0;  // latent rows read; states read and written
+  double weight_bytes = 0;   // of the experts, those that this very step was routed to
+  double cache_bytes = 0;    // latent rows read; states read and written
 };
 
 class StepBench {
@@ -28,7 +28,8 @@ class StepBench {
 
  private:
   void fill_caches();
-  void step_ops(const ModelBatch& batch);
+  void step_ops(const ModelBatch& batch, RoutedExperts* routed);
+  [[nodiscard]] double weight_bytes(const ModelBatch& batch);
 
   const ExecCtx& ctx_;
   const Model& model_;

@@ -47,9 +47,6 @@ struct ModelFootprint {
   std::int64_t decode_read_bytes = 0;      // weight bytes one token of batch 1 reads
   std::int64_t expert_bytes = 0;           // of weight_bytes, all routed experts of all layers
   std::int64_t num_experts = 0;            // a layer
-
-  /// Weight bytes that `tokens` tokens of one step read, if they choose experts evenly.
-  [[nodiscard]] double step_read_bytes(std::int64_t tokens, std::int64_t experts_per_token) const;
 };
 
 class Model {

@@ -1,6 +1,7 @@
 // The op, model, engine and training tests on the CUDA backend, unchanged: whatever `new` gives
 // and the stack that tests run on lie in page-locked memory, which the GPU reads and writes under
 // the host's own addresses.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -20,9 +21,16 @@ namespace tandem::test {
 namespace {
 
 /// Page-locked memory in blocks of powers of two; a freed block waits for the next of its size.
+/// Before start(), while static objects are made, it gives ordinary memory: the sanitizer wants to
+/// be there before CUDA is.
 class PinnedHeap {
  public:
+  void start() { started_ = true; }
+
   void* take(std::size_t bytes) {
+    if (!started_) {
+      return std::malloc(bytes);
+    }
     const std::lock_guard lock(mutex_);
     const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes + kHeader, 2 * kHeader));
     Block*& list = free_.at(class_of(size));
@@ -37,6 +45,13 @@ class PinnedHeap {
   }
   void give(void* pointer) {
     const std::lock_guard lock(mutex_);
+    const bool is_ours = std::ranges::any_of(slabs_, [pointer](const Slab& slab) {
+      return pointer >= slab.begin && pointer < slab.begin + slab.bytes;
+    });
+    if (!is_ours) {
+      std::free(pointer);
+      return;
+    }
     auto* const block = reinterpret_cast<Block*>(static_cast<std::byte*>(pointer) - kHeader);
     Block*& list = free_.at(class_of(block->size));
     block->next = list;
@@ -49,6 +64,10 @@ class PinnedHeap {
   struct Block {
     std::size_t size;
     Block* next;
+  };
+  struct Slab {
+    std::byte* begin = nullptr;
+    std::size_t bytes = 0;
   };
 
   static std::size_t class_of(std::size_t size) {
@@ -64,6 +83,8 @@ class PinnedHeap {
       }
       next_ = static_cast<std::byte*>(slab);
       left_ = bytes;
+      Slab& entry = slabs_.at(num_slabs_++);
+      entry = {next_, bytes};
     }
     std::byte* const result = next_;
     next_ += size;
@@ -71,8 +92,11 @@ class PinnedHeap {
     return result;
   }
 
+  bool started_ = false;  // by main, before there is a second thread
   std::mutex mutex_;
   std::array<Block*, 64> free_{};
+  std::array<Slab, 256> slabs_{};
+  std::size_t num_slabs_ = 0;
   std::byte* next_ = nullptr;
   std::size_t left_ = 0;
 };
@@ -114,6 +138,7 @@ void operator delete(void* pointer, std::size_t) noexcept {
 }
 
 int main(int argc, char** argv) {
+  tandem::test::heap().start();
   testing::InitGoogleTest(&argc, argv);
   constexpr std::size_t kStack = std::size_t{64} << 20;
   pthread_attr_t attributes;

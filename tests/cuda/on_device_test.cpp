@@ -1,0 +1,161 @@
+// The engine in the GPU's own memory, decoding by recorded graphs: against the CPU where the
+// arithmetic is the same, and against itself in other batches, slots and runs, bit for bit.
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "backends/cpu/cpu_backend.h"
+#include "backends/cuda/cuda_backend.h"
+#include "core/checked_cast.h"
+#include "core/rng.h"
+#include "engine/engine.h"
+#include "models/kimi_k3/init.h"
+#include "models/registry.h"
+
+namespace tandem::test {
+namespace {
+
+struct Checkpoint {
+  const char* preset;
+  kimi_k3::InitOptions options;
+};
+
+kimi_k3::InitOptions stored(bool bf16, kimi_k3::ExpertFormat experts, bool fp8) {
+  kimi_k3::InitOptions options;
+  options.bf16 = bf16;
+  options.experts = experts;
+  options.fp8_attention = fp8;
+  return options;
+}
+
+/// A model on a device of its own, and the folder it came from.
+class Machine {
+ public:
+  Machine(const Checkpoint& checkpoint, std::unique_ptr<Device> device)
+      : device_(std::move(device)),
+        workspace_(std::size_t{16} << 20, memory()),
+        ctx_{device_ ? &cuda_backend() : &cpu_backend(), &pool_, &workspace_, nullptr, &memory()} {
+    const std::string dir = testing::TempDir() + "on_device_" + std::to_string(::getpid());
+    const auto preset = kimi_k3::find_preset(checkpoint.preset).value();
+    kimi_k3::write_initial_checkpoint(preset, checkpoint.options, dir);
+    model_ = load_model(ctx_, dir, {}).value_or_throw();
+    std::filesystem::remove_all(dir);
+  }
+
+  [[nodiscard]] const Model& model() const { return *model_; }
+
+  /// Runs all requests, at most `at_once` beside each other, and gives their outputs in order.
+  std::vector<RequestOutput> run(const std::vector<Request>& requests, std::int64_t at_once) {
+    EngineOptions options;
+    options.max_running_seqs = at_once;
+    options.max_seq_len = 256;
+    Engine engine(*model_, ctx_, options);
+    std::vector<RequestId> ids;
+    for (const Request& request : requests) {
+      ids.push_back(engine.submit(request).value_or_throw());
+    }
+    engine.run_until_idle();
+    engine.check_integrity();
+    std::vector<RequestOutput> outputs;
+    for (const RequestId id : ids) {
+      outputs.push_back(engine.take_output(id).value_or_throw());
+    }
+    return outputs;
+  }
+
+ private:
+  [[nodiscard]] Device& memory() const { return device_ ? *device_ : host_device(); }
+
+  std::unique_ptr<Device> device_;
+  ThreadPool pool_;
+  Arena workspace_;
+  ExecCtx ctx_;
+  std::unique_ptr<Model> model_;
+};
+
+std::vector<Request> make_requests(const Model& model, std::int64_t count, float temperature) {
+  std::vector<Request> requests;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Request request;
+    Rng rng(mix_key({static_cast<std::uint64_t>(i), 0x0D}));
+    const auto length = 1 + rng.below(40);
+    for (std::uint64_t t = 0; t < length; ++t) {
+      request.prompt.push_back(
+          static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(model.vocab_size()))));
+    }
+    request.sampling.temperature = temperature;
+    request.max_new_tokens = 128;
+    request.sequence_id = static_cast<std::uint64_t>(i);
+    request.want_logprobs = true;
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+void expect_same(const RequestOutput& a, const RequestOutput& b, const std::string& what) {
+  EXPECT_EQ(a.tokens, b.tokens) << what;
+  EXPECT_EQ(a.logprobs, b.logprobs) << what;
+}
+
+TEST(OnDevice, GreedyTokensAreTheCpus) {
+  for (const char* preset : {"k3-tiny", "k3-nano"}) {
+    const Checkpoint checkpoint{preset, {}};
+    Machine cpu(checkpoint, nullptr);
+    Machine gpu(checkpoint, make_cuda_device({.exact_linear = true}));
+    const std::vector<Request> requests = make_requests(cpu.model(), 64, 0.0F);
+    const auto expected = cpu.run(requests, 64);
+    const auto actual = gpu.run(requests, 64);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_EQ(actual[i].tokens, expected[i].tokens) << preset << ", prompt " << i;
+    }
+  }
+}
+
+TEST(OnDevice, ARequestsBitsAreItsOwn) {
+  using enum kimi_k3::ExpertFormat;
+  const std::vector<Checkpoint> checkpoints{{"k3-tiny", stored(false, kPlain, false)},
+                                            {"k3-tiny", stored(true, kMxFp4, false)},
+                                            {"k3-nano", stored(true, kNvFp4, true)},
+                                            {"k3-mini", stored(true, kMxFp4, false)}};
+  for (const Checkpoint& checkpoint : checkpoints) {
+    SCOPED_TRACE(checkpoint.preset);
+    Machine gpu(checkpoint, make_cuda_device({}));
+    std::vector<Request> requests = make_requests(gpu.model(), 64, 1.0F);
+    const auto together = gpu.run(requests, 64);
+    const auto again = gpu.run(requests, 64);
+    const auto few = gpu.run(requests, 5);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      expect_same(again[i], together[i], "run again, request " + std::to_string(i));
+      expect_same(few[i], together[i], "five at once, request " + std::to_string(i));
+    }
+    for (const std::size_t i : {0U, 31U, 63U}) {
+      expect_same(gpu.run({requests[i]}, 1)[0], together[i], "alone " + std::to_string(i));
+    }
+    std::ranges::reverse(requests);
+    const auto reversed = gpu.run(requests, 64);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      expect_same(reversed[requests.size() - 1 - i], together[i],
+                  "another slot, request " + std::to_string(i));
+    }
+  }
+}
+
+TEST(OnDevice, SaysWhatItCannotDo) {
+  EXPECT_THROW(static_cast<void>(make_cuda_device({.ordinal = 99})), Error);
+  const auto device = make_cuda_device({});
+  try {
+    static_cast<void>(device->allocate(std::size_t{1} << 46));
+    FAIL() << "64 TiB were allocated";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("allocating 70368744177664 bytes"), std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
