@@ -26,6 +26,7 @@ struct Backend {
 struct DeviceOptions {
   std::string name = "cpu";  // cpu, cuda (the first GPU) or cuda:N
   bool deterministic = false;
+  bool no_dependent_launch = false;
 };
 
 /// Empty when `name` has one of the forms above; else what was expected. No device is touched.

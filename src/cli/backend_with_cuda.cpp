@@ -9,9 +9,10 @@ Backend open_backend(const DeviceOptions& options) {
   if (gpu < 0) {
     return {&cpu_backend(), nullptr};
   }
-  return {&cuda_backend(),
-          make_cuda_device(
-              {.ordinal = gpu, .host_visible = false, .exact_linear = options.deterministic})};
+  return {&cuda_backend(), make_cuda_device({.ordinal = gpu,
+                                             .host_visible = false,
+                                             .exact_linear = options.deterministic,
+                                             .dependent_launch = !options.no_dependent_launch})};
 }
 
 }  // namespace tandem::cli

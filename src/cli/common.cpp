@@ -127,6 +127,9 @@ void add_global_options(CLI::App& app, GlobalOptions& options) {
          "On a GPU: multiply every weight in fp32 in the CPU's order, so that training repeats "
          "the sampler's log-probabilities bit for bit; slower")
       ->group("Everywhere");
+  app.add_flag("--no-dependent-launch", options.device.no_dependent_launch,
+               "On a GPU: start a kernel only when the one before it has ended; slower, to compare")
+      ->group("Everywhere");
 }
 
 CLI::App* CommandLine::add(const std::string& name, const std::string& description) {

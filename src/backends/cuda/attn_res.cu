@@ -13,6 +13,7 @@
 #include "backends/cuda/attn_res.cuh"
 #include "backends/cuda/attn_res_bwd.h"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
 
 namespace tandem::cuda {
@@ -136,6 +137,7 @@ __device__ __forceinline__ Quad mix(const AggregateArgs& args, std::int64_t row,
 template <bool kAligned>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBlocksPerSm)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
+  begin_kernel();
   __shared__ SharedSums shared;
   const cg::cluster_group cluster = cg::this_cluster();
   const std::int64_t row = blockIdx.x / kCluster;
@@ -210,8 +212,7 @@ void aggregate(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sour
     aligned = aligned && whole_quads(source);
   }
   const auto kernel = aligned ? aggregate_rows<true> : aggregate_rows<false>;
-  kernel<<<static_cast<unsigned>(out.size(0) * kCluster), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("attn_res");
+  launch(ctx, "attn_res", kernel, {static_cast<unsigned>(out.size(0) * kCluster), kThreads}, args);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 // Launch    a block for 8 rows; graph-safe.
 #include "backends/cuda/attn_res.cuh"
 #include "backends/cuda/attn_res_bwd.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/row_sums.h"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -102,6 +102,7 @@ __device__ void add_gradients(const BwdArgs& args, const Factors& factors, std::
 }
 
 __global__ void __launch_bounds__(kThreads) bwd_rows(const __grid_constant__ BwdArgs args) {
+  begin_kernel();
   __shared__ SharedSums sums;
   __shared__ Factors factors;
   const std::int64_t begin = blockIdx.x * kRowsPerBlock;
@@ -124,6 +125,7 @@ __global__ void __launch_bounds__(kThreads) bwd_rows(const __grid_constant__ Bwd
 __global__ void __launch_bounds__(kThreads)
     add_query_grads(float* d_w, float* d_u, const float* d_c, const float* w, const float* u,
                     std::int64_t dim) {
+  begin_kernel();
   const std::int64_t j = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j < dim) {
     d_w[j] = fmaf(d_c[j], u[j], d_w[j]);
@@ -157,13 +159,11 @@ void attn_res_bwd(const ExecCtx& ctx, std::span<const F32Mat> d_sources, F32Vec 
     args.d_sources[i] = device_mat(d_sources[i]);
   }
   args.sources.count = static_cast<int>(sources.size());
-  bwd_rows<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched(op);
+  launch(ctx, op, bwd_rows, {static_cast<unsigned>(blocks), kThreads}, args);
   const float* const d_c = row_sum(ctx, op, args.d_c, blocks, dim);
   const auto grid = static_cast<unsigned>((dim + kThreads - 1) / kThreads);
-  add_query_grads<<<grid, kThreads, 0, stream_of(ctx)>>>(d_w.data(), d_u.data(), d_c, w.data(),
-                                                         u.data(), dim);
-  device_of(ctx).launched(op);
+  launch(ctx, op, add_query_grads, {grid, kThreads}, d_w.data(), d_u.data(), d_c, w.data(),
+         u.data(), dim);
 }
 
 }  // namespace tandem::cuda

@@ -9,6 +9,7 @@
 #include "backends/cuda/conv1d.cuh"
 #include "backends/cuda/conv1d_bwd.h"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/sigmoid.cuh"
 
 namespace tandem::cuda {
@@ -83,6 +84,7 @@ __device__ __forceinline__ void write_run(const ConvArgs& args, const Lane& lane
 
 template <int kTaps>
 __global__ void __launch_bounds__(kConvThreads) conv_rows(const __grid_constant__ ConvArgs args) {
+  begin_kernel();
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * args.rows_per_block;
   const std::int64_t last = min(first + args.rows_per_block, args.in.rows);
   const SeqCursor start = find_sequence(args.in.seqs, first);  // all threads of the block
@@ -140,8 +142,7 @@ void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube 
     args.rows_per_block = kConvRows;
   }
   const auto kernel = args.in.taps == 4 ? conv_rows<4> : conv_rows<0>;
-  kernel<<<conv_grid(args.in, args.rows_per_block), kConvThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("conv1d");
+  launch(ctx, "conv1d", kernel, {conv_grid(args.in, args.rows_per_block), kConvThreads}, args);
 }
 
 }  // namespace

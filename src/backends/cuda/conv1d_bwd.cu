@@ -6,6 +6,7 @@
 // Launch    a thread a channel, a block 16 rows (d_w: 64 rows and one tap); graph-safe.
 #include "backends/cuda/conv1d.cuh"
 #include "backends/cuda/conv1d_bwd.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/row_sums.h"
 #include "backends/cuda/sigmoid.cuh"
 
@@ -39,6 +40,7 @@ __device__ __forceinline__ void for_rows(const ConvInputs& in, std::int64_t rows
 /// d_z = d_y silu'(z).
 __global__ void __launch_bounds__(kConvThreads)
     conv_bwd_z(const __grid_constant__ ConvBwdArgs args) {
+  begin_kernel();
   const SeqCursor start = find_sequence(args.in.seqs, blockIdx.x * kConvRows);
   const std::int64_t c = conv_channel();
   if (c >= args.in.channels) {
@@ -56,6 +58,7 @@ __global__ void __launch_bounds__(kConvThreads)
 /// d_x[t] = sum over ahead of w[W-1-ahead] d_z[t + ahead], within the sequence.
 __global__ void __launch_bounds__(kConvThreads)
     conv_bwd_x(const __grid_constant__ ConvBwdArgs args) {
+  begin_kernel();
   const SeqCursor start = find_sequence(args.in.seqs, blockIdx.x * kConvRows);
   const std::int64_t c = conv_channel();
   if (c >= args.in.channels) {
@@ -75,6 +78,7 @@ __global__ void __launch_bounds__(kConvThreads)
 /// Tap j = blockIdx.z: the sum over this block's rows of d_z[t] x[t - (W-1) + j].
 __global__ void __launch_bounds__(kConvThreads)
     conv_bwd_w(const __grid_constant__ ConvBwdArgs args) {
+  begin_kernel();
   const SeqCursor start = find_sequence(args.in.seqs, blockIdx.x * kGradRows);
   const std::int64_t c = conv_channel();
   if (c >= args.in.channels) {
@@ -106,14 +110,11 @@ void conv1d_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_w, ConstF32Mat d_y, Con
       device_mat(d_x), ctx.workspace->take<float>(runs * in.channels * in.taps).data(),
       ctx.workspace->take<float>(in.rows * in.channels).data(), device_mat(d_y), in};
   const dim3 grid = conv_grid(in, kConvRows);
-  conv_bwd_z<<<grid, kConvThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("conv1d_bwd");
-  conv_bwd_x<<<grid, kConvThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("conv1d_bwd");
+  launch(ctx, "conv1d_bwd", conv_bwd_z, {grid, kConvThreads}, args);
+  launch(ctx, "conv1d_bwd", conv_bwd_x, {grid, kConvThreads}, args);
   dim3 grad_grid = conv_grid(in, kGradRows);
   grad_grid.z = static_cast<unsigned>(in.taps);
-  conv_bwd_w<<<grad_grid, kConvThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("conv1d_bwd");
+  launch(ctx, "conv1d_bwd", conv_bwd_w, {grad_grid, kConvThreads}, args);
   add_row_sum(ctx, "conv1d_bwd", d_w.data(), args.d_w, runs, in.channels * in.taps);
 }
 

@@ -18,6 +18,8 @@ struct CudaOptions {
   /// output, as on the CPU. Otherwise bf16 and packed weights go through the tensor cores with
   /// activations rounded to bf16; still independent of the batch.
   bool exact_linear = false;
+  /// A kernel may start while the one before it ends. Off: to measure what that is worth.
+  bool dependent_launch = true;
 };
 
 [[nodiscard]] const OpTable& cuda_backend();

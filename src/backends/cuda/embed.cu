@@ -7,9 +7,9 @@
 // Launch    a block a row and 1,024 columns; graph-safe.
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/quad.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -54,6 +54,7 @@ __device__ __forceinline__ Quad load_table(const std::uint16_t* row, std::int64_
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads) embed_rows(const Mat<float> y, const Mat<const T> table,
                                                        const std::int32_t* ids, std::int64_t cols) {
+  begin_kernel();
   const std::int64_t t = blockIdx.x;
   const std::int64_t at = first_column();
   const Quad quad = load_table<kAligned>(table.row(ids[t]), at, cols);
@@ -66,9 +67,8 @@ void launch_embed(const ExecCtx& ctx, F32Mat y, const WeightRef& table, ConstI32
   const bool aligned = whole_quads(y) && table.row_stride % kQuad == 0 &&
                        reinterpret_cast<std::uintptr_t>(data) % (kQuad * sizeof(T)) == 0;
   const auto kernel = aligned ? embed_rows<true, T> : embed_rows<false, T>;
-  kernel<<<row_grid(y.size(0), y.size(1)), kThreads, 0, stream_of(ctx)>>>(
-      device_mat(y), Mat<const T>{data, table.row_stride}, ids.data(), y.size(1));
-  device_of(ctx).launched("embed");
+  launch(ctx, "embed", kernel, {row_grid(y.size(0), y.size(1)), kThreads}, device_mat(y),
+         Mat<const T>{data, table.row_stride}, ids.data(), y.size(1));
 }
 
 void embed(const ExecCtx& ctx, F32Mat y, const WeightRef& table, ConstI32Vec ids) {
@@ -96,6 +96,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     embed_bwd_rows(const Mat<float> d_table, const Mat<const float> d_y, const std::int32_t* ids,
                    std::int64_t rows, std::int64_t cols) {
+  begin_kernel();
   __shared__ unsigned matches[kWarps];  // of kThreads ids, a bit each
   const std::int64_t t = blockIdx.x;
   if (seen_before(ids, t)) {
@@ -132,9 +133,8 @@ void embed_bwd(const ExecCtx& ctx, F32Mat d_table, ConstF32Mat d_y, ConstI32Vec 
   }
   const auto kernel =
       whole_quads(d_table) && whole_quads(d_y) ? embed_bwd_rows<true> : embed_bwd_rows<false>;
-  kernel<<<row_grid(d_y.size(0), d_y.size(1)), kThreads, 0, stream_of(ctx)>>>(
-      device_mat(d_table), device_mat(d_y), ids.data(), d_y.size(0), d_y.size(1));
-  device_of(ctx).launched("embed_bwd");
+  launch(ctx, "embed_bwd", kernel, {row_grid(d_y.size(0), d_y.size(1)), kThreads},
+         device_mat(d_table), device_mat(d_y), ids.data(), d_y.size(0), d_y.size(1));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "backends/cuda/kda_batch.cuh"
-#include "backends/cuda/runtime/check.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
@@ -229,6 +229,7 @@ __device__ void store_rows(const Backward& x, const RowBlock& rows,
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads, Shared<kPerLane>::kBlocksPerSm) back(const Backward x) {
+  begin_kernel();
   extern __shared__ float4 bytes[];
   auto& shared = *reinterpret_cast<Shared<kPerLane>*>(bytes);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -266,21 +267,17 @@ __global__ void __launch_bounds__(kThreads, Shared<kPerLane>::kBlocksPerSm) back
 }
 
 template <int kPerLane>
-void launch(const ExecCtx& ctx, Backward x) {
+void launch_back(const ExecCtx& ctx, Backward x) {
   CudaDevice& device = device_of(ctx);
-  constexpr std::size_t kBytes = sizeof(Shared<kPerLane>);
-  TDM_CHECK(static_cast<std::int64_t>(kBytes) <= device.info().smem_per_block, kBytes,
-            device.info().smem_per_block);
-  check(cudaFuncSetAttribute(back<kPerLane>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
-        "giving kda_recurrent_bwd its shared memory");
+  constexpr std::int64_t kBytes = sizeof(Shared<kPerLane>);
+  TDM_CHECK(kBytes <= device.info().smem_per_block, kBytes, device.info().smem_per_block);
   const int blocks = std::min(x.num_items, Shared<kPerLane>::kBlocksPerSm * device.info().num_sms);
   x.d_states =
       ctx.workspace
           ->take<float>(static_cast<std::int64_t>(blocks) * x.values * Shared<kPerLane>::kKeys)
           .data();
-  back<kPerLane><<<static_cast<unsigned>(blocks), kThreads, kBytes, device.stream()>>>(x);
-  device.launched("kda_recurrent_bwd");
+  launch(ctx, "kda_recurrent_bwd", back<kPerLane>,
+         {static_cast<unsigned>(blocks), kThreads, kBytes}, x);
 }
 
 }  // namespace
@@ -313,11 +310,11 @@ void kda_recurrent_bwd(const ExecCtx& ctx, const KdaGrads& grads, ConstF32Cube d
                    .values = static_cast<int>(d_o.size(2))};
   TDM_CHECK(x.keys <= 4 * kWarp, x.keys);
   if (x.keys <= kWarp) {
-    launch<1>(ctx, x);
+    launch_back<1>(ctx, x);
   } else if (x.keys <= 2 * kWarp) {
-    launch<2>(ctx, x);
+    launch_back<2>(ctx, x);
   } else {
-    launch<4>(ctx, x);
+    launch_back<4>(ctx, x);
   }
 }
 

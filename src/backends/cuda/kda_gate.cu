@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
 #include "backends/cuda/reduce.cuh"
 #include "backends/cuda/row_sums.h"
@@ -68,6 +69,7 @@ __device__ ElementGrad element_grad(float d_g, float z, float a, const KdaGatePa
 }
 
 __global__ void __launch_bounds__(kThreads) gate_bwd_rows(const __grid_constant__ GateBwd args) {
+  begin_kernel();
   __shared__ float scratch[kThreads / kWarp];
   const std::int64_t block = blockIdx.x;
   const std::int64_t head = blockIdx.y;
@@ -117,8 +119,7 @@ void gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
                      heads,
                      keys};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(heads));
-  gate_bwd_rows<<<grid, kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("kda_gate_bwd");
+  launch(ctx, "kda_gate_bwd", gate_bwd_rows, {grid, kThreads}, args);
   add_row_sum(ctx, "kda_gate_bwd", d_a_log.data(), a_parts, blocks, heads);
   add_row_sum(ctx, "kda_gate_bwd", d_dt_bias.data(), bias_parts, blocks, heads * keys);
 }

@@ -12,8 +12,8 @@
 
 #include "backends/cuda/families.h"
 #include "backends/cuda/kda_batch.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
-#include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
@@ -217,6 +217,7 @@ constexpr int kBlocksPerSm = kKeys == 128 ? 8 : 16;
 
 template <int kKeys>
 __global__ void __launch_bounds__(kWarp, kBlocksPerSm<kKeys>) recur(const Recurrence x) {
+  begin_kernel();
   extern __shared__ float4 shared[];
   constexpr int kRows = static_cast<int>(kKdaCheckpointRows);
   const int lane = static_cast<int>(threadIdx.x);
@@ -285,20 +286,13 @@ __global__ void __launch_bounds__(kWarp, kBlocksPerSm<kKeys>) recur(const Recurr
 }
 
 template <int kKeys>
-void launch(const ExecCtx& ctx, const Recurrence& x, std::int64_t blocks) {
-  CudaDevice& device = device_of(ctx);
+void launch_recur(const ExecCtx& ctx, const Recurrence& x, std::int64_t blocks) {
+  const DeviceInfo& info = device_of(ctx).info();
   const int padded = padded_keys(x.keys);
   const int state = kKeys == kOtherKeys ? x.keys * kWarp : 0;
   const int bytes = (kStages * Token::floats(padded) + state) * static_cast<int>(sizeof(float));
-  TDM_CHECK(bytes <= device.info().smem_per_block, bytes, device.info().smem_per_block);
-  if constexpr (kKeys == kOtherKeys) {
-    check(cudaFuncSetAttribute(recur<kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "giving kda_recurrent its shared memory");
-  }
-  recur<kKeys>
-      <<<static_cast<unsigned>(blocks), kWarp, static_cast<std::size_t>(bytes), device.stream()>>>(
-          x);
-  device.launched("kda_recurrent");
+  TDM_CHECK(bytes <= info.smem_per_block, bytes, info.smem_per_block);
+  launch(ctx, "kda_recurrent", recur<kKeys>, {static_cast<unsigned>(blocks), kWarp, bytes}, x);
 }
 
 void recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
@@ -323,15 +317,15 @@ void recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStat
   TDM_CHECK(blocks <= INT32_MAX, blocks);
   switch (x.keys) {
     case 16:
-      return launch<16>(ctx, x, blocks);
+      return launch_recur<16>(ctx, x, blocks);
     case 32:
-      return launch<32>(ctx, x, blocks);
+      return launch_recur<32>(ctx, x, blocks);
     case 64:
-      return launch<64>(ctx, x, blocks);
+      return launch_recur<64>(ctx, x, blocks);
     case 128:
-      return launch<128>(ctx, x, blocks);
+      return launch_recur<128>(ctx, x, blocks);
     default:
-      return launch<kOtherKeys>(ctx, x, blocks);
+      return launch_recur<kOtherKeys>(ctx, x, blocks);
   }
 }
 

@@ -12,8 +12,8 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce_f64.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -81,6 +81,7 @@ struct LogProbArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) log_prob_kernel(const LogProbArgs args) {
+  begin_kernel();
   __shared__ Scratch scratch;
   const std::int64_t t = blockIdx.x;
   const std::int32_t target = args.targets[t];
@@ -112,6 +113,7 @@ struct LogProbBwdArgs {
 
 /// d_logit = (d_logprob (hit - p) - d_entropy p (ln p + H)) / T
 __global__ void __launch_bounds__(kThreads) log_prob_bwd_kernel(const LogProbBwdArgs args) {
+  begin_kernel();
   __shared__ Scratch scratch;
   const std::int64_t t = blockIdx.x;
   const std::int32_t target = args.targets[t];
@@ -148,8 +150,8 @@ void log_prob(const ExecCtx& ctx, F32Vec logprob, F32Vec entropy, ConstF32Mat lo
   const LogProbArgs args{logprob.data(),     entropy.empty() ? nullptr : entropy.data(),
                          device_mat(logits), targets.data(),
                          temperature.data(), logits.size(1)};
-  log_prob_kernel<<<checked_cast<unsigned>(logits.size(0)), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("log_prob");
+  launch(ctx, "log_prob", log_prob_kernel, {checked_cast<unsigned>(logits.size(0)), kThreads},
+         args);
 }
 
 void log_prob_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Vec d_logprob, ConstF32Vec d_entropy,
@@ -161,9 +163,8 @@ void log_prob_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Vec d_logprob, Co
       device_mat(d_logits), d_logprob.data(), d_entropy.empty() ? nullptr : d_entropy.data(),
       device_mat(logits),   targets.data(),   temperature.data(),
       logits.size(1)};
-  log_prob_bwd_kernel<<<checked_cast<unsigned>(logits.size(0)), kThreads, 0, stream_of(ctx)>>>(
-      args);
-  device_of(ctx).launched("log_prob_bwd");
+  launch(ctx, "log_prob_bwd", log_prob_bwd_kernel,
+         {checked_cast<unsigned>(logits.size(0)), kThreads}, args);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "backends/cuda/device_view.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/quad.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 
@@ -32,6 +32,7 @@ template <bool kAligned, int kIn, int kOut, typename Fn>
 __global__ void __launch_bounds__(kMapThreads)
     map_elements(const __grid_constant__ MapOperands<kIn, kOut> operands, const MapShape shape,
                  const Fn fn) {
+  begin_kernel();
   const std::int64_t at =
       (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kQuad;
   if (at >= shape.c) {
@@ -88,8 +89,7 @@ void launch_map(const ExecCtx& ctx, const char* op, bool aligned,
                   static_cast<unsigned>(std::min(shape.b, kMaxGridYZ)));
   const auto kernel =
       aligned ? map_elements<true, kIn, kOut, Fn> : map_elements<false, kIn, kOut, Fn>;
-  kernel<<<grid, block, 0, stream_of(ctx)>>>(operands, shape, fn);
-  device_of(ctx).launched(op);
+  launch(ctx, op, kernel, {grid, block}, operands, shape, fn);
 }
 
 struct Same {

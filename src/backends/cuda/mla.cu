@@ -8,9 +8,9 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
 #include "backends/cuda/mla_tile.cuh"
-#include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
@@ -22,6 +22,7 @@ constexpr int kStoreThreads = 256;
 __global__ void __launch_bounds__(kStoreThreads)
     store_rows(Mat<float> rows, Mat<const float> kv, const std::int32_t* slots, std::int64_t count,
                std::int64_t width) {
+  begin_kernel();
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kStoreThreads + threadIdx.x;
   if (column >= width) {
     return;
@@ -40,9 +41,8 @@ void store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_map
   }
   const dim3 grid(static_cast<unsigned>((kv.size(1) + kStoreThreads - 1) / kStoreThreads),
                   static_cast<unsigned>(std::min<std::int64_t>(kv.size(0), 65535)));
-  store_rows<<<grid, kStoreThreads, 0, stream_of(ctx)>>>(
-      device_mat(rows), device_mat(kv), slot_mapping.data(), kv.size(0), kv.size(1));
-  device_of(ctx).launched("mla_store");
+  launch(ctx, "mla_store", store_rows, {grid, kStoreThreads}, device_mat(rows), device_mat(kv),
+         slot_mapping.data(), kv.size(0), kv.size(1));
 }
 
 struct Expanded {
@@ -59,6 +59,7 @@ struct Expanded {
 
 /// Row t = blockIdx.x, head blockIdx.y.
 __global__ void __launch_bounds__(kWarp) attend_expanded(const Expanded x) {
+  begin_kernel();
   extern __shared__ float4 bytes[];
   float* const weights = reinterpret_cast<float*>(bytes);  // [32]
   float* const q_nope = weights + kWarp;                   // [padded_4(nope)]
@@ -117,12 +118,8 @@ void expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope
                    .scale = scale};
   const std::int64_t bytes = (kWarp + padded_4(x.nope) + padded_4(x.shared) + x.values) * 4;
   TDM_CHECK(bytes <= device.info().smem_per_block, bytes, device.info().smem_per_block);
-  check(cudaFuncSetAttribute(attend_expanded, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "giving mla_expanded its shared memory");
   const dim3 grid(static_cast<unsigned>(o.size(0)), static_cast<unsigned>(o.size(1)));
-  attend_expanded<<<grid, kWarp, static_cast<std::size_t>(bytes), device.stream()>>>(x);
-  device.launched("mla_expanded");
+  launch(ctx, "mla_expanded", attend_expanded, {grid, kWarp, bytes}, x);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
 #include "backends/cuda/mla_tile.cuh"
-#include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
@@ -41,6 +41,7 @@ struct ChunkShared {
 };
 
 __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention x) {
+  begin_kernel();
   extern __shared__ float4 shared[];
   float* const base = reinterpret_cast<float*>(shared);
   const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
 
 /// Merges the chunks of one row and head, on kMergeThreads channels of the output.
 __global__ void __launch_bounds__(kMergeThreads, 8) merge_chunks(const Attention x) {
+  begin_kernel();
   __shared__ float2 sums[kMaxChunks];
   __shared__ float weights[kMaxChunks];
   const int row = static_cast<int>(blockIdx.x) / x.num_heads;
@@ -153,21 +155,16 @@ void fp32_chunks(const ExecCtx& ctx, const Attention& x) {
   const ChunkShared shared(warps, x.dim, x.latent);
   const auto bytes = static_cast<std::int64_t>(shared.total) * 4;
   TDM_CHECK(bytes <= device.info().smem_per_block, bytes, device.info().smem_per_block);
-  check(cudaFuncSetAttribute(attend_chunk, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(bytes)),
-        "giving mla_absorbed its shared memory");
   const dim3 grid(static_cast<unsigned>(x.max_chunks),
                   static_cast<unsigned>((x.num_heads + warps - 1) / warps),
                   static_cast<unsigned>(x.num_rows));
-  attend_chunk<<<grid, warps * kWarp, static_cast<std::size_t>(bytes), device.stream()>>>(x);
-  device.launched("mla_absorbed");
+  launch(ctx, "mla_absorbed", attend_chunk, {grid, static_cast<unsigned>(warps * kWarp), bytes}, x);
 }
 
 void merge(const ExecCtx& ctx, const Attention& x) {
   const dim3 grid(static_cast<unsigned>(x.num_rows * x.num_heads),
                   static_cast<unsigned>((x.latent + kMergeThreads - 1) / kMergeThreads));
-  merge_chunks<<<grid, kMergeThreads, 0, stream_of(ctx)>>>(x);
-  device_of(ctx).launched("mla_absorbed (merge)");
+  launch(ctx, "mla_absorbed (merge)", merge_chunks, {grid, kMergeThreads}, x);
 }
 
 template <typename T, int Rank>

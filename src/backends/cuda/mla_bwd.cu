@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
 #include "backends/cuda/mla_tile.cuh"
-#include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
@@ -75,6 +75,7 @@ __device__ __forceinline__ Weights score_gradient(const Backward& x, const float
 }
 
 __global__ void __launch_bounds__(kThreads, 2) query_gradients(const Backward x) {
+  begin_kernel();
   extern __shared__ float4 shared[];
   float* const base = reinterpret_cast<float*>(shared);
   const int warps = static_cast<int>(blockDim.x) / kWarp;
@@ -156,6 +157,7 @@ __device__ __forceinline__ void add_pairs(const Backward& x, const float* base,
 }
 
 __global__ void __launch_bounds__(kThreads) key_gradients(const Backward x) {
+  begin_kernel();
   extern __shared__ float4 shared[];
   float* const base = reinterpret_cast<float*>(shared);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -203,10 +205,10 @@ __global__ void __launch_bounds__(kThreads) key_gradients(const Backward x) {
   }
 }
 
-std::size_t shared_bytes(CudaDevice& device, const BackwardShared& shared) {
+std::int64_t shared_bytes(CudaDevice& device, const BackwardShared& shared) {
   const std::int64_t bytes = static_cast<std::int64_t>(shared.total) * 4;
   TDM_CHECK(bytes <= device.info().smem_per_block, bytes, device.info().smem_per_block);
-  return static_cast<std::size_t>(bytes);
+  return bytes;
 }
 
 }  // namespace
@@ -237,23 +239,17 @@ void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube
   const int warps = std::min(x.num_heads, kWarps);
   const std::int64_t query_blocks = q.size(0) * ((x.num_heads + warps - 1) / warps);
   TDM_CHECK(query_blocks <= INT32_MAX, query_blocks);
-  const std::size_t query_bytes =
+  const std::int64_t query_bytes =
       shared_bytes(device, BackwardShared(warps, warps, x.dim, x.latent));
-  check(cudaFuncSetAttribute(query_gradients, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(query_bytes)),
-        "giving mla_absorbed_bwd its shared memory");
-  query_gradients<<<static_cast<unsigned>(query_blocks), warps * kWarp, query_bytes,
-                    device.stream()>>>(x);
-  device.launched("mla_absorbed_bwd (queries)");
+  launch(ctx, "mla_absorbed_bwd (queries)", query_gradients,
+         {static_cast<unsigned>(query_blocks), static_cast<unsigned>(warps * kWarp), query_bytes},
+         x);
 
-  const std::size_t key_bytes =
+  const std::int64_t key_bytes =
       shared_bytes(device, BackwardShared(kWarps, kTileRows32, x.dim, x.latent));
-  check(cudaFuncSetAttribute(key_gradients, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(key_bytes)),
-        "giving mla_absorbed_bwd its shared memory");
   const int key_blocks = (x.num_rows + kTileRows32 - 1) / kTileRows32;
-  key_gradients<<<static_cast<unsigned>(key_blocks), kThreads, key_bytes, device.stream()>>>(x);
-  device.launched("mla_absorbed_bwd (keys)");
+  launch(ctx, "mla_absorbed_bwd (keys)", key_gradients,
+         {static_cast<unsigned>(key_blocks), kThreads, key_bytes}, x);
 }
 
 }  // namespace tandem::cuda

@@ -17,11 +17,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla_tensor_load.cuh"
 #include "backends/cuda/ptx/ldmatrix.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
-#include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
@@ -314,6 +314,7 @@ __device__ void multiply_tiles(const Block& block) {
 template <int kHeadTiles, int kLatentTiles>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     attend_chunks(const __grid_constant__ Attention x) {
+  begin_kernel();
   extern __shared__ uint4 bytes[];
   Block block{x, HeadGroups(x.num_heads), TensorShared(kHeadTiles, x.dim),
               reinterpret_cast<char*>(bytes), 0};
@@ -375,13 +376,9 @@ void mla_tensor_chunks(const ExecCtx& ctx, const Attention& x) {
   const HeadGroups groups(x.num_heads);
   const Kernel kernel = kernel_of(groups, x.latent);
   const int bytes = TensorShared(groups.tiles, x.dim).total;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "giving mla_absorbed its shared memory");
   const int items = x.num_rows * x.max_chunks * groups.count;
   const int blocks = std::min(items, device.info().num_sms);
-  kernel<<<static_cast<unsigned>(blocks), kTensorThreads, static_cast<std::size_t>(bytes),
-           device.stream()>>>(x);
-  device.launched("mla_absorbed");
+  launch(ctx, "mla_absorbed", kernel, {static_cast<unsigned>(blocks), kTensorThreads, bytes}, x);
 }
 
 }  // namespace tandem::cuda

@@ -10,9 +10,9 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/norm_bwd.h"
 #include "backends/cuda/row_group.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "backends/cuda/sigmoid.cuh"
 
 namespace tandem::cuda {
@@ -107,6 +107,7 @@ __device__ __forceinline__ Quad normed(const Quad& x, float scale,
 /// only what it alone reads.
 template <typename Group, int kHeld, bool kAligned, typename Norm>
 __global__ void __launch_bounds__(kRowThreads) norm_rows(const Norm norm, const NormShape shape) {
+  begin_kernel();
   const std::int64_t h = static_cast<std::int64_t>(blockIdx.x) * Group::kPerBlock + Group::index();
   if (h >= shape.heads) {
     return;
@@ -153,8 +154,7 @@ void launch_norm(const ExecCtx& ctx, const char* op, bool aligned, const Norm& n
                   static_cast<unsigned>(std::min(shape.rows, kMaxGridY)));
   const auto kernel =
       aligned ? norm_rows<Group, kHeld, true, Norm> : norm_rows<Group, kHeld, false, Norm>;
-  kernel<<<grid, kRowThreads, 0, stream_of(ctx)>>>(norm, shape);
-  device_of(ctx).launched(op);
+  launch(ctx, op, kernel, {grid, kRowThreads}, norm, shape);
 }
 
 void rms_norm(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Vec w, float eps) {

@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "backends/cuda/device_view.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/norm_bwd.h"
 #include "backends/cuda/row_group.cuh"
 #include "backends/cuda/row_sums.h"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "backends/cuda/sigmoid.cuh"
 
 namespace tandem::cuda {
@@ -77,6 +77,7 @@ __device__ __forceinline__ void rms_bwd_row(const RmsBwd& args, std::int64_t row
 
 template <typename Group, bool kGated>
 __global__ void __launch_bounds__(kRowThreads) rms_bwd_rows(const __grid_constant__ RmsBwd args) {
+  begin_kernel();
   const std::int64_t group =
       static_cast<std::int64_t>(blockIdx.x) * Group::kPerBlock + Group::index();
   const std::int64_t begin = group * kRowsPerGroup<Group>;
@@ -100,8 +101,7 @@ void launch_rms_bwd(const ExecCtx& ctx, const char* op, F32Vec d_w, RmsBwd args)
   const std::int64_t groups = (args.rows + kRowsPerGroup<Group> - 1) / kRowsPerGroup<Group>;
   const ArenaScope scope(*ctx.workspace);
   args.d_w = ctx.workspace->take<float>(groups * args.width).data();
-  rms_bwd_rows<Group, kGated><<<blocks_for<Group>(groups), kRowThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched(op);
+  launch(ctx, op, rms_bwd_rows<Group, kGated>, {blocks_for<Group>(groups), kRowThreads}, args);
   add_row_sum(ctx, op, d_w.data(), args.d_w, groups, args.width);
 }
 
@@ -113,6 +113,7 @@ struct L2Bwd {
 };
 
 __global__ void __launch_bounds__(kRowThreads) l2_bwd_rows(const __grid_constant__ L2Bwd args) {
+  begin_kernel();
   const std::int64_t row =
       static_cast<std::int64_t>(blockIdx.x) * WarpGroup::kPerBlock + WarpGroup::index();
   if (row >= args.rows) {
@@ -180,8 +181,7 @@ void l2_norm_bwd(const ExecCtx& ctx, F32Cube d_x, ConstF32Cube d_y, ConstF32Cube
   }
   const L2Bwd args{device_cube(d_x), device_cube(d_y), device_cube(x), scale, eps, rows,
                    x.size(1),        x.size(2)};
-  l2_bwd_rows<<<blocks_for<WarpGroup>(rows), kRowThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("l2_norm_bwd");
+  launch(ctx, "l2_norm_bwd", l2_bwd_rows, {blocks_for<WarpGroup>(rows), kRowThreads}, args);
 }
 
 }  // namespace tandem::cuda

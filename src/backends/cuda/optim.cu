@@ -9,9 +9,9 @@
 
 #include "backends/cuda/families.h"
 #include "backends/cuda/gemm/layout.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/optim_kernels.h"
 #include "backends/cuda/reduce_f64.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -34,6 +34,7 @@ struct AdamWArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs args) {
+  begin_kernel();
   const AdamWParams& p = args.p;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < args.n;
@@ -67,13 +68,13 @@ void adamw(const ExecCtx& ctx, std::span<float> w, std::span<float> m, std::span
                        correction(params.beta1),
                        correction(params.beta2)};
   const std::int64_t blocks = std::min(tiles_of(isize(w), kThreads), kMaxGrid);
-  adamw_kernel<<<checked_cast<unsigned>(blocks), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("adamw");
+  launch(ctx, "adamw", adamw_kernel, {checked_cast<unsigned>(blocks), kThreads}, args);
 }
 
 /// partials[block] = the sum of squares of values[kSquaresBlock * block ...).
 __global__ void __launch_bounds__(kThreads)
     squares_kernel(double* partials, const float* values, std::int64_t n) {
+  begin_kernel();
   __shared__ double scratch[kThreads / kWarp];
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kSquaresBlock;
   const std::int64_t end = min(n, begin + kSquaresBlock);
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(kThreads)
 /// One block.
 __global__ void __launch_bounds__(kFinalThreads)
     add_partials_kernel(double* total, const double* partials, std::int64_t count) {
+  begin_kernel();
   __shared__ double scratch[kFinalThreads / kWarp];
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < count; i += kFinalThreads) {
@@ -117,12 +119,11 @@ const double* device_sum_squares(const ExecCtx& ctx, std::span<const float> valu
   double* const total = ctx.workspace->take<double>(1).data();
   double* const partials = ctx.workspace->take<double>(blocks).data();
   if (blocks > 0) {
-    squares_kernel<<<checked_cast<unsigned>(blocks), kThreads, 0, stream_of(ctx)>>>(
-        partials, values.data(), isize(values));
-    device_of(ctx).launched("sum_squares");
+    launch(ctx, "sum_squares", squares_kernel, {checked_cast<unsigned>(blocks), kThreads}, partials,
+           values.data(), isize(values));
   }
-  add_partials_kernel<<<1, kFinalThreads, 0, stream_of(ctx)>>>(total, partials, blocks);
-  device_of(ctx).launched("sum_squares: total");
+  launch(ctx, "sum_squares: total", add_partials_kernel, {1, kFinalThreads}, total, partials,
+         blocks);
   return total;
 }
 

@@ -11,8 +11,8 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/layout.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/optim_kernels.h"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -83,6 +83,7 @@ __device__ __forceinline__ void load_straight(Tile tile, const Operand& x, std::
 
 template <bool kTransposed>
 __global__ void __launch_bounds__(kThreads) product_kernel(const Product p) {
+  begin_kernel();
   __shared__ ProductTiles tiles;
   const int ty = static_cast<int>(threadIdx.x) / kSide;
   const int tx = static_cast<int>(threadIdx.x) % kSide;
@@ -134,8 +135,7 @@ template <bool kTransposed>
 void multiply(const ExecCtx& ctx, const Product& p) {
   const dim3 grid(checked_cast<unsigned>(tiles_of(p.m, kTile)),
                   checked_cast<unsigned>(tiles_of(p.n, kTile)));
-  product_kernel<kTransposed><<<grid, kThreads, 0, stream_of(ctx)>>>(p);
-  device_of(ctx).launched("muon: product");
+  launch(ctx, "muon: product", product_kernel<kTransposed>, {grid, kThreads}, p);
 }
 
 struct MuonArgs {
@@ -166,6 +166,7 @@ __device__ __forceinline__ void each_of(const MuonArgs& args, const Fn& fn) {
 }
 
 __global__ void __launch_bounds__(kThreads) momentum_kernel(const MuonArgs args) {
+  begin_kernel();
   each_of(args, [&](std::int64_t i, std::int64_t j) {
     const float grad = args.g.row(i)[j] * args.p.grad_scale;
     const float moved = fmaf(args.p.momentum, args.momentum.row(i)[j], grad);
@@ -177,12 +178,14 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(const MuonArgs args)
 /// x / |x|_F; a zero x stays zero.
 __global__ void __launch_bounds__(kThreads)
     normalise_kernel(const MuonArgs args, const double* squares) {
+  begin_kernel();
   const double norm = sqrt(*squares);
   const float inverse = norm > 0.0 ? static_cast<float>(1.0 / norm) : 0.0F;
   each_of(args, [&](std::int64_t i, std::int64_t j) { args.update(i, j) *= inverse; });
 }
 
 __global__ void __launch_bounds__(kThreads) step_kernel(const MuonArgs args) {
+  begin_kernel();
   each_of(args, [&](std::int64_t i, std::int64_t j) {
     const float weight = args.w.row(i)[j];
     const float change = fmaf(args.p.weight_decay, weight, args.scale * args.update(i, j));
@@ -227,14 +230,11 @@ void muon(const ExecCtx& ctx, F32Mat w, F32Mat momentum, ConstF32Mat g, const Mu
       device_mat(g), x.data(),
       rows,          cols,
       params,        params.update_scale * std::sqrt(static_cast<float>(std::max(rows, cols)))};
-  momentum_kernel<<<element_grid(args), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("muon: momentum");
+  launch(ctx, "muon: momentum", momentum_kernel, {element_grid(args), kThreads}, args);
   const double* const squares = device_sum_squares(ctx, x);
-  normalise_kernel<<<element_grid(args), kThreads, 0, stream_of(ctx)>>>(args, squares);
-  device_of(ctx).launched("muon: normalise");
+  launch(ctx, "muon: normalise", normalise_kernel, {element_grid(args), kThreads}, args, squares);
   args.x = orthogonalise(ctx, x.data(), std::min(rows, cols), std::max(rows, cols));
-  step_kernel<<<element_grid(args), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("muon: step");
+  launch(ctx, "muon: step", step_kernel, {element_grid(args), kThreads}, args);
 }
 
 }  // namespace tandem::cuda

@@ -10,9 +10,9 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/order_key.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -73,6 +73,7 @@ __device__ __forceinline__ void weigh(float* weights, const float* picked, int a
 }
 
 __global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
+  begin_kernel();
   extern __shared__ float shared[];
   float* const scores = shared;                                                    // [E]
   auto* const keys = reinterpret_cast<std::uint32_t*>(scores + args.num_experts);  // [E]
@@ -106,6 +107,7 @@ __global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
 }
 
 __global__ void __launch_bounds__(kWarp) replay_kernel(const RouteArgs args) {
+  begin_kernel();
   extern __shared__ float shared[];
   float* const scores = shared;                     // [E]
   float* const picked = scores + args.num_experts;  // [A]
@@ -139,6 +141,7 @@ struct RouteBwdArgs {
 };
 
 __global__ void __launch_bounds__(kWarp) route_bwd_kernel(const RouteBwdArgs args) {
+  begin_kernel();
   extern __shared__ float shared[];
   float* const picked = shared;                // [A] scores
   float* const slopes = picked + args.active;  // [A] d_weights, d_logits
@@ -176,8 +179,8 @@ __global__ void __launch_bounds__(kWarp) route_bwd_kernel(const RouteBwdArgs arg
   }
 }
 
-std::size_t words(std::int64_t count) {
-  return usize(count) * sizeof(float);
+std::int64_t words(std::int64_t count) {
+  return count * 4;
 }
 
 void route(const ExecCtx& ctx, I32Mat ids, F32Mat weights, F32Mat scores, ConstF32Mat logits,
@@ -197,9 +200,8 @@ void route(const ExecCtx& ctx, I32Mat ids, F32Mat weights, F32Mat scores, ConstF
                        checked_cast<int>(experts),
                        checked_cast<int>(ids.size(1)),
                        params};
-  route_kernel<<<checked_cast<unsigned>(rows), kWarp, words(2 * experts + ids.size(1)),
-                 stream_of(ctx)>>>(args);
-  device_of(ctx).launched("route");
+  launch(ctx, "route", route_kernel,
+         {checked_cast<unsigned>(rows), kWarp, words(2 * experts + ids.size(1))}, args);
 }
 
 void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat logits,
@@ -219,9 +221,8 @@ void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat
                        checked_cast<int>(experts),
                        checked_cast<int>(ids.size(1)),
                        params};
-  replay_kernel<<<checked_cast<unsigned>(rows), kWarp, words(experts + ids.size(1)),
-                  stream_of(ctx)>>>(args);
-  device_of(ctx).launched("route_replay");
+  launch(ctx, "route_replay", replay_kernel,
+         {checked_cast<unsigned>(rows), kWarp, words(experts + ids.size(1))}, args);
 }
 
 void route_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Mat d_weights, ConstI32Mat ids,
@@ -238,9 +239,8 @@ void route_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Mat d_weights, Const
                           checked_cast<int>(scores.size(1)),
                           checked_cast<int>(ids.size(1)),
                           params};
-  route_bwd_kernel<<<checked_cast<unsigned>(rows), kWarp, words(3 * ids.size(1)), stream_of(ctx)>>>(
-      args);
-  device_of(ctx).launched("route_bwd");
+  launch(ctx, "route_bwd", route_bwd_kernel,
+         {checked_cast<unsigned>(rows), kWarp, words(3 * ids.size(1))}, args);
 }
 
 }  // namespace

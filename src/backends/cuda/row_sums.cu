@@ -4,8 +4,8 @@
 // Launch    a thread a column and group; graph-safe.
 #include <algorithm>
 
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/row_sums.h"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -18,6 +18,7 @@ constexpr std::int64_t kMaxGridY = 65535;
 template <bool kAccumulate>
 __global__ void __launch_bounds__(kThreads)
     sum_groups(float* out, const float* rows, std::int64_t num_rows, std::int64_t width) {
+  begin_kernel();
   const std::int64_t col = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (col >= width) {
     return;
@@ -41,8 +42,7 @@ void launch_groups(const ExecCtx& ctx, const char* op, float* out, const float* 
   const std::int64_t groups = (num_rows + kGroupRows - 1) / kGroupRows;
   const dim3 grid(static_cast<unsigned>((width + kThreads - 1) / kThreads),
                   static_cast<unsigned>(std::min(groups, kMaxGridY)));
-  sum_groups<kAccumulate><<<grid, kThreads, 0, stream_of(ctx)>>>(out, rows, num_rows, width);
-  device_of(ctx).launched(op);
+  launch(ctx, op, sum_groups<kAccumulate>, {grid, kThreads}, out, rows, num_rows, width);
 }
 
 struct Partials {

@@ -12,8 +12,8 @@
 
 #include "backends/cuda/families.h"
 #include "backends/cuda/gemm/layout.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "backends/cuda/sample_rows.cuh"
 #include "core/checked_cast.h"
 #include "core/rng.h"
@@ -29,6 +29,7 @@ constexpr int kSumsPerBlock = kSumThreads / kChains;
 
 /// Block (t, chunk).
 __global__ void __launch_bounds__(kPeakThreads) chunk_peak_kernel(const SampleArgs args) {
+  begin_kernel();
   __shared__ Peak warp_peaks[kPeakThreads / kWarp];
   const std::int64_t t = blockIdx.x;
   const float* const logits = args.logits.row(t);
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(kPeakThreads) chunk_peak_kernel(const SampleAr
 
 /// Block (t, group of kSumsPerBlock stretches); 8 threads a stretch, each one of its chains.
 __global__ void __launch_bounds__(kSumThreads) block_sum_kernel(const SampleArgs args) {
+  begin_kernel();
   const std::int64_t t = blockIdx.x;
   const RowHead head = args.heads[t];
   const SamplingParams params = args.rows[t].params;
@@ -160,6 +162,7 @@ __device__ std::int32_t draw(const Kept& kept, double* sums, int num_blocks, dou
 
 /// One warp a row.
 __global__ void __launch_bounds__(kWarp) draw_kernel(const SampleArgs args) {
+  begin_kernel();
   const std::int64_t t = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   const RowHead head = args.heads[t];
@@ -202,17 +205,14 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
     return dim3(grid_rows, checked_cast<unsigned>(count));
   };
   if (vocab > 0) {
-    chunk_peak_kernel<<<grid(num_chunks), kPeakThreads, 0, stream_of(ctx)>>>(args);
-    device_of(ctx).launched("sample: peaks");
+    launch(ctx, "sample: peaks", chunk_peak_kernel, {grid(num_chunks), kPeakThreads}, args);
   }
   launch_row_heads(ctx, args, num_rows);  // an empty row's peak is -inf: id -1
   if (vocab > 0) {
-    block_sum_kernel<<<grid(tiles_of(num_blocks, kSumsPerBlock)), kSumThreads, 0, stream_of(ctx)>>>(
-        args);
-    device_of(ctx).launched("sample: sums");
+    launch(ctx, "sample: sums", block_sum_kernel,
+           {grid(tiles_of(num_blocks, kSumsPerBlock)), kSumThreads}, args);
   }
-  draw_kernel<<<grid_rows, kWarp, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("sample: draw");
+  launch(ctx, "sample: draw", draw_kernel, {grid_rows, kWarp}, args);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "backends/cuda/sample_rows.cuh"
 #include "core/checked_cast.h"
 
@@ -223,6 +223,7 @@ __device__ __forceinline__ Peak row_peak(const Peak* chunks, int num_chunks) {
 }
 
 __global__ void __launch_bounds__(kThreads) row_head_kernel(const SampleArgs args) {
+  begin_kernel();
   __shared__ Shared s;
   const std::int64_t t = blockIdx.x;
   const SamplingParams params = args.rows[t].params;
@@ -257,8 +258,7 @@ __global__ void __launch_bounds__(kThreads) row_head_kernel(const SampleArgs arg
 }  // namespace
 
 void launch_row_heads(const ExecCtx& ctx, const SampleArgs& args, std::int64_t rows) {
-  row_head_kernel<<<checked_cast<unsigned>(rows), kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("sample: row heads");
+  launch(ctx, "sample: row heads", row_head_kernel, {checked_cast<unsigned>(rows), kThreads}, args);
 }
 
 }  // namespace tandem::cuda

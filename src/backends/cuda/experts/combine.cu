@@ -5,7 +5,7 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/experts/combine.h"
-#include "backends/cuda/runtime/cuda_device.h"
+#include "backends/cuda/launch.cuh"
 
 namespace tandem::cuda {
 namespace {
@@ -23,6 +23,7 @@ struct CombineArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineArgs args) {
+  begin_kernel();
   const std::int64_t col = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (col >= args.cols) {
     return;
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const CombineArgs arg
 __global__ void __launch_bounds__(kThreads)
     save_positions_kernel(const Mat<std::int32_t> to, const std::int32_t* position,
                           std::int64_t slots, std::int64_t pairs) {
+  begin_kernel();
   const std::int64_t pair = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (pair < pairs) {
     to.row(pair / slots)[pair % slots] = position[pair];
@@ -66,8 +68,7 @@ void combine_slots(const ExecCtx& ctx, F32Mat out, ConstF32Mat rows, const Exper
                          slots};
   const dim3 grid(static_cast<unsigned>((out.size(1) + kThreads - 1) / kThreads),
                   static_cast<unsigned>(std::min<std::int64_t>(out.size(0), 65535)));
-  combine_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("combine_slots");
+  launch(ctx, "combine_slots", combine_kernel, {grid, kThreads}, args);
 }
 
 void save_positions(const ExecCtx& ctx, I32Mat pair_of_slot, const ExpertGroups& groups) {
@@ -76,9 +77,8 @@ void save_positions(const ExecCtx& ctx, I32Mat pair_of_slot, const ExpertGroups&
     return;
   }
   const auto grid = static_cast<unsigned>((pairs + kThreads - 1) / kThreads);
-  save_positions_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(
-      device_mat(pair_of_slot), groups.position, pair_of_slot.size(1), pairs);
-  device_of(ctx).launched("save_positions");
+  launch(ctx, "save_positions", save_positions_kernel, {grid, kThreads}, device_mat(pair_of_slot),
+         groups.position, pair_of_slot.size(1), pairs);
 }
 
 }  // namespace tandem::cuda

@@ -8,8 +8,8 @@
 #include "backends/cuda/experts/combine.h"
 #include "backends/cuda/experts/exact.h"
 #include "backends/cuda/gemm/exact.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "ops/op_table.h"
 
 namespace tandem::cuda {
@@ -31,6 +31,7 @@ struct PairArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) pair_kernel(const PairArgs args) {
+  begin_kernel();
   const std::int64_t pair = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kChains;
   const int lane = static_cast<int>(threadIdx.x) % kChains;
   const bool exists = pair < args.pairs;
@@ -61,8 +62,7 @@ __global__ void __launch_bounds__(kThreads) pair_kernel(const PairArgs args) {
 void launch_pairs(const ExecCtx& ctx, const PairArgs& args) {
   const std::int64_t threads = args.pairs * kChains;
   const auto grid = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-  pair_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("experts_bwd");
+  launch(ctx, "experts_bwd", pair_kernel, {grid, kThreads}, args);
 }
 
 F32Mat take_mat(const ExecCtx& ctx, std::int64_t rows, std::int64_t cols) {

@@ -11,9 +11,9 @@
 
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/situ.cuh"
-#include "backends/cuda/gemm/launch.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/gemm/tile.cuh"
+#include "backends/cuda/launch.cuh"
 
 namespace tandem::cuda {
 
@@ -41,6 +41,7 @@ __device__ __forceinline__ void store_hidden(const GateUpArgs& p, std::int32_t p
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_gate_up(const __grid_constant__ GateUpArgs p) {
+  begin_kernel();
   // Two blocks of bf16: half a segment of both fills the registers, and tests take some of them.
   constexpr int kLoad = F == WeightFormat::kNvFp4 || F == WeightFormat::kMxFp4 ? 4
                         : F == WeightFormat::kFp8Block || kWhole               ? 2
@@ -81,6 +82,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_down(const __grid_constant__ DownArgs p) {
+  begin_kernel();
   constexpr int kBlocks = stream_blocks(F);
   constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
   const ExpertItem item = p.work.item(blockIdx.y);
@@ -120,6 +122,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
 template <WeightFormat F, int kVariant>
 __global__ void __launch_bounds__(kExpertTiles[kVariant].threads(), kExpertTiles[kVariant].ctas)
     tile_gate_up(const __grid_constant__ GateUpArgs p) {
+  begin_kernel();
   constexpr TileVariant V = kExpertTiles[kVariant];
   static_assert(V.blocks == 2);  // gate and up of the same outputs
   const ExpertItem item = p.work.item(blockIdx.y);
@@ -160,6 +163,7 @@ __global__ void __launch_bounds__(kExpertTiles[kVariant].threads(), kExpertTiles
 template <WeightFormat F, int kVariant>
 __global__ void __launch_bounds__(kExpertTiles[kVariant].threads(), kExpertTiles[kVariant].ctas)
     tile_down(const __grid_constant__ DownArgs p) {
+  begin_kernel();
   constexpr TileVariant V = kExpertTiles[kVariant];
   const ExpertItem item = p.work.item(blockIdx.y);
   if (item.expert < 0) {
@@ -207,14 +211,14 @@ void launch_gate_up(const ExecCtx& ctx, const ExpertsConfig& config, const GateU
   if (config.stream) {
     const StreamPlan& plan = config.gate_up;
     const Launch how{.grid = expert_grid(args.shape, plan.row_warps, config),
-                     .threads = plan.threads(),
+                     .block = static_cast<unsigned>(plan.threads()),
                      .smem_bytes = plan.smem_bytes(kGateUpBlocks)};
     return launch(ctx, "experts", args.whole ? stream_gate_up<F, true> : stream_gate_up<F, false>,
                   how, args);
   }
   const TileVariant& v = kExpertTiles[config.variant];
   const Launch how{.grid = expert_grid(args.shape, v.row_blocks() / 2, config),
-                   .threads = v.threads(),
+                   .block = static_cast<unsigned>(v.threads()),
                    .smem_bytes = v.smem_bytes(F, 0)};
   launch(ctx, "experts", config.variant == 0 ? tile_gate_up<F, 0> : tile_gate_up<F, 1>, how, args);
 }
@@ -224,14 +228,14 @@ void launch_down(const ExecCtx& ctx, const ExpertsConfig& config, const DownArgs
   if (config.stream) {
     const StreamPlan& plan = config.down;
     const Launch how{.grid = expert_grid(args.shape, plan.row_warps * stream_blocks(F), config),
-                     .threads = plan.threads(),
+                     .block = static_cast<unsigned>(plan.threads()),
                      .smem_bytes = plan.smem_bytes(stream_blocks(F))};
     const bool whole = args.shape.in % kTileInputs == 0;
     return launch(ctx, "experts", whole ? stream_down<F, true> : stream_down<F, false>, how, args);
   }
   const TileVariant& v = kExpertTiles[config.variant];
   const Launch how{.grid = expert_grid(args.shape, v.row_blocks(), config),
-                   .threads = v.threads(),
+                   .block = static_cast<unsigned>(v.threads()),
                    .smem_bytes = v.smem_bytes(F, 0)};
   launch(ctx, "experts", config.variant == 0 ? tile_down<F, 0> : tile_down<F, 1>, how, args);
 }

@@ -8,8 +8,8 @@
 // Traffic   T*A ids, from L2 mostly; at decode the launch itself is the cost.   Graph-safe.
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/experts/group.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -34,6 +34,7 @@ struct GroupArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) group_kernel(const GroupArgs args) {
+  begin_kernel();
   __shared__ int lower_of_warp[kWarps];
   __shared__ int equal_of_warp[kWarps];
   const int expert = static_cast<int>(blockIdx.x);
@@ -97,8 +98,7 @@ ExpertGroups group_by_expert(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t n
                        ctx.workspace->take<std::int32_t>(num_experts + 1).data(),
                        ctx.workspace->take<std::int32_t>(pairs).data()};
   const auto grid = static_cast<unsigned>(num_experts + 1);
-  group_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(args);
-  device_of(ctx).launched("group_by_expert");
+  launch(ctx, "group_by_expert", group_kernel, {grid, kThreads}, args);
   return {args.pair_order, args.expert_begin, args.position};
 }
 

@@ -10,8 +10,8 @@
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/group.h"
 #include "backends/cuda/experts/work.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -52,6 +52,7 @@ __device__ __forceinline__ Prefix block_prefix(int value) {
 __global__ void __launch_bounds__(kItemThreads)
     cut_items(ExpertItem* items, int num_items, const std::int32_t* expert_begin, int num_experts,
               int chunk) {
+  begin_kernel();
   const int expert = static_cast<int>(threadIdx.x);
   const int begin = expert < num_experts ? expert_begin[expert] : 0;
   const int count = expert < num_experts ? expert_begin[expert + 1] - begin : 0;
@@ -76,6 +77,7 @@ struct CombineArgs {
 };
 
 __global__ void __launch_bounds__(kCombineThreads) combine(const CombineArgs p) {
+  begin_kernel();
   const std::int64_t col = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x;
   if (col >= p.cols) {
     return;
@@ -103,20 +105,18 @@ ExpertWork expert_work(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_exp
   }
   const ExpertGroups groups = group_by_expert(ctx, ids, num_experts);
   auto* items = ctx.workspace->take<ExpertItem>(config.items).data();
-  cut_items<<<1, kItemThreads, 0, stream_of(ctx)>>>(items, static_cast<int>(config.items),
-                                                    groups.expert_begin, experts, config.chunk);
-  device_of(ctx).launched("experts");
+  launch(ctx, "experts", cut_items, {1, kItemThreads}, items, static_cast<int>(config.items),
+         groups.expert_begin, experts, config.chunk);
   return {items, nullptr, groups.pair_order, experts};
 }
 
 void combine_pairs(const ExecCtx& ctx, const CombineSlots& args) {
   const dim3 grid(static_cast<unsigned>((args.out.size(1) + kCombineThreads - 1) / kCombineThreads),
                   static_cast<unsigned>(std::min<std::int64_t>(args.out.size(0), 65535)));
-  combine<<<grid, kCombineThreads, 0, stream_of(ctx)>>>(
-      CombineArgs{device_mat(args.out), device_mat(args.y), device_mat(args.ids),
-                  device_mat(args.weights), args.out.size(0), args.out.size(1),
-                  static_cast<int>(args.ids.size(1)), static_cast<int>(args.num_experts)});
-  device_of(ctx).launched("experts");
+  launch(ctx, "experts", combine, {grid, kCombineThreads},
+         CombineArgs{device_mat(args.out), device_mat(args.y), device_mat(args.ids),
+                     device_mat(args.weights), args.out.size(0), args.out.size(1),
+                     static_cast<int>(args.ids.size(1)), static_cast<int>(args.num_experts)});
 }
 
 }  // namespace tandem::cuda

@@ -5,6 +5,7 @@
 // Numerics  exact_tile.cuh.   Graph-safe.
 #include "backends/cuda/gemm/exact.h"
 #include "backends/cuda/gemm/exact_linear.cuh"
+#include "backends/cuda/launch.cuh"
 
 namespace tandem::cuda {
 namespace {
@@ -62,6 +63,7 @@ struct ColumnsOperand {
 template <typename Tile, int kCount>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     weight_grad_kernel(const __grid_constant__ GradArgs<kCount> args) {
+  begin_kernel();
   const GradShape& s = args.shape;
   const std::int64_t z = blockIdx.z;
   const std::int64_t begin = s.row_begin == nullptr ? 0 : s.row_begin[z];
@@ -82,8 +84,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 }
 
 template <int kCount>
-void launch(const ExecCtx& ctx, const char* op, const GradShape& shape,
-            std::span<const F32Mat> targets) {
+void launch_grads(const ExecCtx& ctx, const char* op, const GradShape& shape,
+                  std::span<const F32Mat> targets) {
   if (shape.rows == 0 || shape.n == 0 || shape.k == 0) {
     return;
   }
@@ -101,9 +103,8 @@ void launch(const ExecCtx& ctx, const char* op, const GradShape& shape,
       const dim3 grid(static_cast<unsigned>(tiles_of(shape.k, Tile::kN)),
                       static_cast<unsigned>(tiles_of(shape.n, Tile::kM)),
                       static_cast<unsigned>(here));
-      weight_grad_kernel<Tile, kCount><<<grid, Tile::kThreads, 0, stream_of(ctx)>>>(args);
+      launch(ctx, op, weight_grad_kernel<Tile, kCount>, {grid, Tile::kThreads}, args);
     });
-    device_of(ctx).launched(op);
     args.shape.row_begin += shape.row_begin == nullptr ? 0 : here;
   }
 }
@@ -121,7 +122,7 @@ void exact_weight_grad(const ExecCtx& ctx, F32Mat d_w, ConstF32Mat d_y, ConstF32
                         .row_begin = nullptr,
                         .pairs = nullptr,
                         .slots = 1};
-  launch<1>(ctx, "weight_grad", shape, {&d_w, 1});
+  launch_grads<1>(ctx, "weight_grad", shape, {&d_w, 1});
 }
 
 void exact_weight_grad_grouped(const ExecCtx& ctx, std::span<const F32Mat> d_w, ConstF32Mat d_y,
@@ -136,7 +137,7 @@ void exact_weight_grad_grouped(const ExecCtx& ctx, std::span<const F32Mat> d_w, 
                         .row_begin = rows.begin,
                         .pairs = rows.pairs,
                         .slots = rows.slots};
-  launch<kWeightsPerLaunch>(ctx, "experts_bwd", shape, d_w);
+  launch_grads<kWeightsPerLaunch>(ctx, "experts_bwd", shape, d_w);
 }
 
 }  // namespace tandem::cuda

@@ -6,8 +6,8 @@
 namespace tandem::cuda {
 namespace {
 
-void launch(const ExecCtx& ctx, const char* op, const LinearShape& shape,
-            std::span<const PackedWeight> weights) {
+void launch_any(const ExecCtx& ctx, const char* op, const LinearShape& shape,
+                std::span<const PackedWeight> weights) {
   if (shape.rows == 0 || shape.weight.out == 0) {
     return;
   }
@@ -43,7 +43,7 @@ void exact_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeigh
                           .slots = 1,
                           .accumulate = accumulate,
                           .weight = WeightShape::of(w)};
-  launch(ctx, "linear", shape, {&w, 1});
+  launch_any(ctx, "linear", shape, {&w, 1});
 }
 
 void exact_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
@@ -63,7 +63,7 @@ void exact_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
                           .slots = 1,
                           .accumulate = accumulate,
                           .weight = WeightShape::of(w.front())};
-  launch(ctx, "linear_heads", shape, w);
+  launch_any(ctx, "linear_heads", shape, w);
 }
 
 void exact_linear_grouped(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
@@ -81,7 +81,7 @@ void exact_linear_grouped(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
                           .slots = rows.slots,
                           .accumulate = accumulate,
                           .weight = WeightShape::of(w.front())};
-  launch(ctx, "experts", shape, w);
+  launch_any(ctx, "experts", shape, w);
 }
 
 }  // namespace tandem::cuda

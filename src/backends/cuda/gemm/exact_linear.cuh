@@ -10,6 +10,7 @@
 
 #include "backends/cuda/gemm/exact_tile.cuh"
 #include "backends/cuda/gemm/weight_reader.cuh"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
@@ -87,6 +88,7 @@ __device__ __forceinline__ auto weight_operand(const std::uint8_t* weight, const
 template <typename Tile, WeightFormat kFormat, int kCount>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     linear_kernel(const __grid_constant__ LinearArgs<kCount> args) {
+  begin_kernel();
   const LinearShape& s = args.shape;
   const std::int64_t z = blockIdx.z;
   const std::int64_t begin = s.row_begin == nullptr ? 0 : s.row_begin[z];
@@ -168,9 +170,8 @@ void launch_linear(const ExecCtx& ctx, const char* op, const LinearShape& shape,
       using Tile = decltype(tile);
       const dim3 grid(static_cast<unsigned>(tiles_of(shape.weight.out, Tile::kN)),
                       row_blocks(shape.rows, mean_rows, Tile::kM), static_cast<unsigned>(here));
-      linear_kernel<Tile, kFormat, kCount><<<grid, Tile::kThreads, 0, stream_of(ctx)>>>(args);
+      launch(ctx, op, linear_kernel<Tile, kFormat, kCount>, {grid, Tile::kThreads}, args);
     });
-    device_of(ctx).launched(op);
     args.shape.x += here * shape.x_step;
     args.shape.y += here * shape.y_step;
     args.shape.row_begin += shape.row_begin == nullptr ? 0 : here;

@@ -8,10 +8,10 @@
 // Numerics  gemm/layout.h's segments; NVFP4 times scale_2 and, when accumulating, + y at the end.
 #pragma once
 
-#include "backends/cuda/gemm/launch.cuh"
 #include "backends/cuda/gemm/linear_launch.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/gemm/tile.cuh"
+#include "backends/cuda/launch.cuh"
 
 namespace tandem::cuda {
 
@@ -27,6 +27,7 @@ __device__ __forceinline__ void store_output(const TensorLinearArgs& p, std::int
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear(const __grid_constant__ TensorLinearArgs p) {
+  begin_kernel();
   constexpr int kBlocks = stream_blocks(F);
   constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
   auto* partial = dynamic_smem<float4>();
@@ -101,6 +102,7 @@ __device__ __forceinline__ void finish_shared_tile(const float4* partial, const 
 template <WeightFormat F, int kVariant>
 __global__ void __launch_bounds__(kLinearTiles[kVariant].threads(), kLinearTiles[kVariant].ctas)
     tile_linear(const __grid_constant__ TensorLinearArgs p) {
+  begin_kernel();
   constexpr TileVariant V = kLinearTiles[kVariant];
   auto* smem = dynamic_smem<std::uint8_t>();
   const int head = static_cast<int>(blockIdx.z);
@@ -159,7 +161,7 @@ void launch_tile_variant(const ExecCtx& ctx, const LinearConfig& config,
                          const TensorLinearArgs& args, int heads) {
   const Launch how{.grid = dim3(static_cast<unsigned>(config.grid_x),
                                 static_cast<unsigned>(config.grid_y), static_cast<unsigned>(heads)),
-                   .threads = config.threads,
+                   .block = static_cast<unsigned>(config.threads),
                    .smem_bytes = config.smem_bytes,
                    .cluster = config.cluster};
   launch(ctx, "linear", tile_linear<F, kVariant>, how, args);
@@ -171,7 +173,7 @@ void launch_linear(const ExecCtx& ctx, const LinearConfig& config, const TensorL
   if (config.stream) {
     const Launch how{
         .grid = dim3(static_cast<unsigned>(config.grid_x), static_cast<unsigned>(heads)),
-        .threads = config.threads,
+        .block = static_cast<unsigned>(config.threads),
         .smem_bytes = config.smem_bytes,
         .cluster = config.plan.cluster};
     launch(ctx, "linear", args.whole ? stream_linear<F, true> : stream_linear<F, false>, how, args);

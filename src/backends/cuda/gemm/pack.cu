@@ -7,6 +7,7 @@
 
 #include "backends/cuda/gemm/layout.h"
 #include "backends/cuda/gemm/pack.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 
@@ -40,6 +41,7 @@ struct PackArgs {
 };
 
 __global__ void __launch_bounds__(kThreads) pack_f32_kernel(const PackArgs args) {
+  begin_kernel();
   __shared__ float square[kSquare][kSquare + 1];
   const auto* from = reinterpret_cast<const float*>(args.data);
   auto* to = reinterpret_cast<float*>(args.packed);
@@ -123,6 +125,7 @@ struct TileRange {
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     pack_tiles_kernel(const PackArgs args, const TileRange range) {
+  begin_kernel();
   constexpr int kChunks = static_cast<int>(tile_bytes(kFormat) / 16);
   const std::int64_t id = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (id == 0) {
@@ -148,6 +151,7 @@ __global__ void __launch_bounds__(kThreads)
 template <WeightFormat kFormat>
 __global__ void __launch_bounds__(kThreads)
     pack_scales_kernel(const PackArgs args, const TileRange range) {
+  begin_kernel();
   constexpr int kRecord = static_cast<int>(tile_scale_bytes(kFormat));
   constexpr int kPerRow = kRecord / static_cast<int>(kTileRows);
   constexpr std::int64_t kGroup = kTileInputs / kPerRow;
@@ -179,13 +183,11 @@ void launch_tiles(const ExecCtx& ctx, const PackArgs& args) {
   const auto grid = [&](std::int64_t per_tile) {
     return static_cast<unsigned>(tiles_of(range.count() * per_tile, kThreads));
   };
-  pack_tiles_kernel<kFormat>
-      <<<grid(tile_bytes(kFormat) / 16), kThreads, 0, stream_of(ctx)>>>(args, range);
-  device_of(ctx).launched("pack");
+  launch(ctx, "pack", pack_tiles_kernel<kFormat>, {grid(tile_bytes(kFormat) / 16), kThreads}, args,
+         range);
   if constexpr (tile_scale_bytes(kFormat) > 0) {
-    pack_scales_kernel<kFormat>
-        <<<grid(tile_scale_bytes(kFormat)), kThreads, 0, stream_of(ctx)>>>(args, range);
-    device_of(ctx).launched("pack");
+    launch(ctx, "pack", pack_scales_kernel<kFormat>, {grid(tile_scale_bytes(kFormat)), kThreads},
+           args, range);
   }
 }
 
@@ -194,8 +196,7 @@ void launch_rows(const ExecCtx& ctx, WeightFormat format, const PackArgs& args) 
     case WeightFormat::kF32: {
       const dim3 grid(static_cast<unsigned>(tiles_of(args.end - args.begin, kSquare)),
                       static_cast<unsigned>(tiles_of(args.cols, kSquare)));
-      pack_f32_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(args);
-      return device_of(ctx).launched("pack");
+      return launch(ctx, "pack", pack_f32_kernel, {grid, kThreads}, args);
     }
     case WeightFormat::kBF16:
       return launch_tiles<WeightFormat::kBF16>(ctx, args);

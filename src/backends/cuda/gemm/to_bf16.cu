@@ -5,8 +5,8 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/to_bf16.h"
+#include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/mma.cuh"
-#include "backends/cuda/runtime/cuda_device.h"
 
 namespace tandem::cuda {
 namespace {
@@ -25,6 +25,7 @@ struct Args {
 };
 
 __global__ void __launch_bounds__(kThreads) to_bf16_kernel(const Args p) {
+  begin_kernel();
   const std::int64_t k =
       (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kPerThread;
   if (k >= p.width) {
@@ -69,9 +70,8 @@ void to_bf16(const ExecCtx& ctx, std::uint16_t* to, std::int64_t width, ConstF32
   const std::int64_t columns = (width / kPerThread + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(columns),
                   static_cast<unsigned>(std::min<std::int64_t>(rows, 65535)));
-  to_bf16_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(
-      Args{to, width, device_cube(x), rows, x.size(1), x.size(2), vectors});
-  device_of(ctx).launched("to_bf16");
+  launch(ctx, "to_bf16", to_bf16_kernel, {grid, kThreads},
+         Args{to, width, device_cube(x), rows, x.size(1), x.size(2), vectors});
 }
 
 }  // namespace tandem::cuda
