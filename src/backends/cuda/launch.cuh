@@ -55,10 +55,10 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
   device.launched(op);
 }
 
-/// Every thread of every kernel calls this before it touches global memory and before it may
-/// return: waits for the kernel before, then lets the one after start. The trigger comes this early
-/// because the one after waits too. Since every kernel waits, the end of one implies the end of all
-/// before it; a kernel whose CTAs could end without waiting would break that.
+/// Every thread of every kernel calls this before it reads or writes global memory and before it
+/// may return: waits for the kernel before, then lets the one after start. The trigger comes this
+/// early because the one after waits too. Since every kernel waits, the end of one implies the end
+/// of all before it; a kernel whose CTAs could end without waiting would break that.
 __device__ __forceinline__ void begin_kernel() {
   ptx::wait_for_predecessor();
   ptx::let_successor_start();

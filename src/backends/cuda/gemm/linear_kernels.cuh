@@ -27,7 +27,6 @@ __device__ __forceinline__ void store_output(const TensorLinearArgs& p, std::int
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear(const __grid_constant__ TensorLinearArgs p) {
-  begin_kernel();
   constexpr int kBlocks = stream_blocks(F);
   constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
   auto* partial = dynamic_smem<float4>();
@@ -43,6 +42,8 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
   for (int m = 0; m < kBlocks; ++m) {
     rows[m] = tile_row<F>(p.weights[head], p.shape, first + row_warp * kBlocks + m);
   }
+  prefetch_segments<F>(rows, p.shape, p.plan);
+  begin_kernel();
   const F32Inputs<kWhole> inputs(
       p.x.row(min(static_cast<std::int64_t>(lane / 4), p.tokens - 1), head), p.shape.in, lane);
   stream_segments<F, kBlocks, kLoad>(partial + row_warp * kBlocks * plan.slots * 32, rows, inputs,

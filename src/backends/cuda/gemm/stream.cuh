@@ -134,6 +134,31 @@ __device__ __forceinline__ void stream_segment(float (&acc)[kBlocks][4],
   }
 }
 
+/// Asks for the first weights of each block of the CTA, from one thread a row of warps. Only a
+/// hint, so it may come before begin_kernel(): memory then works while the kernel before ends.
+template <WeightFormat F, int kBlocks>
+__device__ __forceinline__ void prefetch_segments(const TileRow (&rows)[kBlocks],
+                                                  const TensorShape& shape,
+                                                  const StreamPlan& plan) {
+  constexpr int kMostTiles = 16 * 1024 / static_cast<int>(tile_bytes(F));
+  constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
+  const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
+  const int begin = plan.begin(shape.segments, rank) * kSegmentTiles;
+  const int end = min(plan.begin(shape.segments, rank + 1) * kSegmentTiles, shape.k_tiles);
+  const int tiles = min(end - begin, kMostTiles);
+  if (static_cast<int>(threadIdx.x) % (32 * plan.k_warps) != 0 || tiles <= 0) {
+    return;
+  }
+#pragma unroll
+  for (int m = 0; m < kBlocks; ++m) {
+    const TileRow first = rows[m].template at_tile<F>(begin);
+    ptx::prefetch_to_l2(first.elements, static_cast<unsigned>(tiles * tile_bytes(F)));
+    if constexpr (tile_scale_bytes(F) > 0) {
+      ptx::prefetch_to_l2(first.scales, static_cast<unsigned>(tiles * tile_scale_bytes(F)));
+    }
+  }
+}
+
 /// The calling warp's segments of its CTA's: sums to partial[m * slots + number of the segment in
 /// the CTA], the accumulators of all lanes in order.
 template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>

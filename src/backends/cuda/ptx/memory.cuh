@@ -1,4 +1,4 @@
-// memory.cuh — loads of weights that are read once. One wrapper an instruction.
+// memory.cuh — loads and prefetches of weights that are read once. One wrapper an instruction.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,12 @@ __device__ __forceinline__ std::uint32_t load_streaming_4(const void* from) {
   std::uint32_t v;
   asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
   return v;
+}
+
+/// Asks for bytes to be brought into the L2 cache; address and count are multiples of 16. A hint:
+/// nothing is read, so it may come while another kernel writes them.   PTX ISA 8.0, sm_90.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(from), "r"(bytes));
 }
 
 /// `pointer`, of which the compiler no longer knows how it came about. No instruction.
