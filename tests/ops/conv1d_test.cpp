@@ -20,8 +20,15 @@ struct Batch {
   [[nodiscard]] std::int64_t rows() const { return cu_seqlens.back(); }
 };
 
-const Batch kTraining{{0, 5, 5, 6, 8, 20}, {}};                      // lengths 5, 0, 1, 2, 12
-const Batch kServing{{0, 5, 5, 6, 8, 11, 20}, {3, 1, 0, 5, -1, 2}};  // one padding sequence
+// Made when they are first asked for, by then in memory that any backend can read.
+const Batch& training() {
+  static const Batch batch{{0, 5, 5, 6, 8, 20}, {}};  // lengths 5, 0, 1, 2, 12
+  return batch;
+}
+const Batch& serving() {
+  static const Batch batch{{0, 5, 5, 6, 8, 11, 20}, {3, 1, 0, 5, -1, 2}};  // one padding sequence
+  return batch;
+}
 constexpr std::int64_t kSlots = 6;
 
 /// W products and additions, then SiLU (<= 3 ulp and at most 1.1 |z| of slope): `magnitude` bounds
@@ -38,7 +45,7 @@ double sum_magnitude(std::int64_t taps, const RefTensor& w, const RefTensor& x,
 
 TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
   const PoisonedContext ctx;
-  for (const Batch* batch : {&kTraining, &kServing}) {
+  for (const Batch* batch : {&training(), &serving()}) {
     for (const std::int64_t taps : {1, 2, 4, 7}) {
       for (const std::int64_t dim : kWidths) {
         SCOPED_TRACE(testing::Message() << "W " << taps << " C " << dim);
@@ -69,7 +76,7 @@ TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
           }
           RefTensor wrong = RefTensor::zeros(rows * dim);
           ref::conv1d<double>(wrong.mat(dim), x_ref.mat(dim), flipped.mat(taps), ref_state,
-                              kTraining.view());
+                              training().view());
           EXPECT_FALSE(close(y.values().data(), wrong.values(), tolerance(taps, magnitude)));
         }
       }
@@ -79,12 +86,12 @@ TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
 
 TEST(Conv1d, PaddingSequencesGiveZeros) {
   const PoisonedContext ctx;
-  Rows x = Rows::normal(kServing.rows(), 33, 1);
+  Rows x = Rows::normal(serving().rows(), 33, 1);
   Tensor w = Tensor::normal(33 * 4, 2);
   Rows state = Rows::filled(kSlots * 3, 33, 0.0F);
-  Rows y(kServing.rows(), 33);
+  Rows y(serving().rows(), 33);
   ops::conv1d(*ctx, y.mat(), x.mat(), w.mat(33, 4), {state.row(0), {kSlots, 3, 33}},
-              kServing.view());
+              serving().view());
   for (std::int64_t t = 8; t < 11; ++t) {
     for (std::int64_t c = 0; c < 33; ++c) {
       EXPECT_EQ(y.row(t)[c], 0.0F);
@@ -128,13 +135,13 @@ TEST(Conv1d, AnySplitOfASequenceGivesTheSameBits) {
 TEST(Conv1d, PackedSequencesEqualSeparateOnes) {
   const PoisonedContext ctx;
   const std::int64_t dim = 17;
-  Rows x = Rows::normal(kTraining.rows(), dim, 1);
+  Rows x = Rows::normal(training().rows(), dim, 1);
   Tensor w = Tensor::normal(dim * 4, 2);
-  Rows packed(kTraining.rows(), dim);
-  ops::conv1d(*ctx, packed.mat(), x.mat(), w.mat(dim, 4), {}, kTraining.view());
-  for (std::int64_t b = 0; b < kTraining.view().num_seqs(); ++b) {
-    const std::int64_t begin = kTraining.view().begin(b);
-    const std::int64_t n = kTraining.view().length(b);
+  Rows packed(training().rows(), dim);
+  ops::conv1d(*ctx, packed.mat(), x.mat(), w.mat(dim, 4), {}, training().view());
+  for (std::int64_t b = 0; b < training().view().num_seqs(); ++b) {
+    const std::int64_t begin = training().view().begin(b);
+    const std::int64_t n = training().view().length(b);
     Rows alone(n, dim);
     const Batch one{{0, checked_cast<std::int32_t>(n)}, {}};
     ops::conv1d(*ctx, alone.mat(), x.mat().rows(begin, n), w.mat(dim, 4), {}, one.view());
@@ -147,21 +154,21 @@ TEST(Conv1d, BackwardMatchesTheOracle) {
   for (const std::int64_t taps : {1, 2, 4, 7}) {
     for (const std::int64_t dim : kWidths) {
       SCOPED_TRACE(testing::Message() << "W " << taps << " C " << dim);
-      const std::int64_t rows = kTraining.rows();
+      const std::int64_t rows = training().rows();
       Rows x = Rows::normal(rows, dim, 1, 1.0, 3);
       Rows d_y = Rows::normal(rows, dim, 4, 1.0, 3);
       Tensor w = Tensor::normal(dim * taps, 2);
       Rows d_x(rows, dim, 3);
       Tensor d_w = Tensor::filled(dim * taps, 0.5F);
       ops::conv1d_bwd(*ctx, d_x.mat(), d_w.mat(dim, taps), d_y.mat(), x.mat(), w.mat(dim, taps),
-                      kTraining.view());
+                      training().view());
       RefTensor x_ref(x.values<double>());
       RefTensor d_y_ref(d_y.values<double>());
       RefTensor w_ref(w.as_double());
       RefTensor e_x = RefTensor::zeros(rows * dim);
       RefTensor e_w(std::vector<double>(usize(dim * taps), 0.5));
       ref::conv1d_bwd<double>(e_x.mat(dim), e_w.mat(taps), d_y_ref.mat(dim), x_ref.mat(dim),
-                              w_ref.mat(taps), kTraining.view());
+                              w_ref.mat(taps), training().view());
       // |silu'| <= 1.1 and |silu''| <= 0.5: an error of z scales by 0.5; sums of W and of T terms.
       const double z = sum_magnitude(taps, w_ref, x_ref, x_ref);
       const double d_z = max_abs(d_y_ref.values()) * std::max(1.1, 0.5 * z);
@@ -228,15 +235,15 @@ TEST(Conv1d, SameBitsForAnyThreadCount) {
 TEST(Conv1d, EveryInstructionSetIsWithinTheBound) {
   const PoisonedContext ctx;
   const std::int64_t dim = 33;
-  Rows x = Rows::normal(kTraining.rows(), dim, 1);
+  Rows x = Rows::normal(training().rows(), dim, 1);
   Tensor w = Tensor::normal(dim * 4, 2);
   RefTensor x_ref(x.values<double>());
   RefTensor w_ref(w.as_double());
-  RefTensor expected = RefTensor::zeros(kTraining.rows() * dim);
-  ref::conv1d<double>(expected.mat(dim), x_ref.mat(dim), w_ref.mat(4), {}, kTraining.view());
+  RefTensor expected = RefTensor::zeros(training().rows() * dim);
+  ref::conv1d<double>(expected.mat(dim), x_ref.mat(dim), w_ref.mat(4), {}, training().view());
   for_each_simd_target([&](const char* target) {
-    Rows y(kTraining.rows(), dim);
-    cpu_conv_ops().conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, 4), {}, kTraining.view());
+    Rows y(training().rows(), dim);
+    cpu_conv_ops().conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, 4), {}, training().view());
     EXPECT_TRUE(close(y.values().data(), expected.values(),
                       tolerance(4, sum_magnitude(4, w_ref, x_ref, x_ref))))
         << target;

@@ -25,8 +25,8 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-/// Every thread of a block of kThreads gets the sum. `scratch` holds kThreads / 32 floats; two calls
-/// in a row may use the same one.
+/// Every thread of a block of kThreads gets the sum. `scratch` holds kThreads / 32 floats; two
+/// calls in a row may use the same one.
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
   value = warp_sum(value);

@@ -10,9 +10,10 @@
 // BF16    2,048 bytes a tile: [step][lane] of a0 .. a7
 // FP8     1,024 bytes a tile: [step / 2][lane] of two steps' a0 .. a7, one byte each
 // FP4       512 bytes a tile: [lane] of four steps, one 32-bit word each; a(2r) in nibble 3 - r and
-//           a(2r + 1) in nibble 7 - r, so that two masks and a shift give two bf16 (gemm/dequant.cuh)
-// Scales of FP4, one record a tile: NVFP4 64 bytes, [g] of row g's four e4m3 codes, then row g + 8's;
-// MXFP4 32 bytes, [g] of row g's two e8m0 codes, then row g + 8's. Of FP8: fp32, as in the
+//           a(2r + 1) in nibble 7 - r, so that two masks and a shift give two bf16
+//           (gemm/dequant.cuh)
+// Scales of FP4, one record a tile: NVFP4 64 bytes, [g] of row g's four e4m3 codes, then row g +
+// 8's; MXFP4 32 bytes, [g] of row g's two e8m0 codes, then row g + 8's. Of FP8: fp32, as in the
 // checkpoint. Rows and inputs beyond the weight's are zeros.
 //
 // All of it is one buffer, PackedWeight::data: elements, scales, and at the end scale_2 as fp32

@@ -5,7 +5,8 @@
 
 namespace tandem::cuda {
 
-/// Errors: throws Error when `status` is not cudaSuccess. `what` is a phrase: "allocating 4096 bytes".
+/// Errors: throws Error when `status` is not cudaSuccess. `what` is a phrase: "allocating 4096
+/// bytes".
 void check(cudaError_t status, const char* what);
 
 }  // namespace tandem::cuda

@@ -48,6 +48,8 @@ class CudaDevice final : public Device {
 [[nodiscard]] inline CudaDevice& device_of(const ExecCtx& ctx) {
   return static_cast<CudaDevice&>(*ctx.device);
 }
-[[nodiscard]] inline cudaStream_t stream_of(const ExecCtx& ctx) { return device_of(ctx).stream(); }
+[[nodiscard]] inline cudaStream_t stream_of(const ExecCtx& ctx) {
+  return device_of(ctx).stream();
+}
 
 }  // namespace tandem::cuda
