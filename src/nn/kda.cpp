@@ -26,15 +26,19 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
   const std::int64_t rows = x.size(0);
   const std::int64_t p = width();
   const F32Mat qkv = take_mat(keep, rows, 3 * p);
+  const F32Mat gate_out = take_mat(keep, rows, p);
+  const F32Mat f_a = take_mat(keep, rows, f_a_proj.out());
+  const F32Mat beta = take_mat(keep, rows, num_heads);
+  ops::linear_group(ctx, std::array{q_proj.call(qkv.cols(0, p), x), k_proj.call(qkv.cols(p, p), x),
+                                    v_proj.call(qkv.cols(2 * p, p), x), g_proj.call(gate_out, x),
+                                    f_a_proj.call(f_a, x), b_proj.call(beta, x)});
+
   const F32Mat qkv_conv = take_mat(keep, rows, 3 * p);
-  const std::array<const Linear*, 3> projections{&q_proj, &k_proj, &v_proj};
   const std::array<Parameter*, 3> filters{q_conv1d, k_conv1d, v_conv1d};
   for (std::int64_t i = 0; i < 3; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    projections[at]->forward(ctx, qkv.cols(i * p, p), x);
     const F32Cube state = cache != nullptr ? cache->conv.cols(i * p, p) : F32Cube{};
-    ops::conv1d(ctx, qkv_conv.cols(i * p, p), qkv.cols(i * p, p), filters[at]->value_mat(), state,
-                seqs);
+    ops::conv1d(ctx, qkv_conv.cols(i * p, p), qkv.cols(i * p, p),
+                filters[static_cast<std::size_t>(i)]->value_mat(), state, seqs);
   }
 
   const F32Mat q = take_mat(keep, rows, p);
@@ -44,21 +48,15 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
                kL2Eps);
   ops::l2_norm(ctx, as_heads(k, num_heads), as_heads(qkv_conv.cols(p, p), num_heads), 1.0F, kL2Eps);
 
-  const F32Mat f_a = take_mat(keep, rows, f_a_proj.out());
   const F32Mat f = take_mat(keep, rows, p);
   const F32Mat g = take_mat(keep, rows, p);
-  const F32Mat beta = take_mat(keep, rows, num_heads);
-  f_a_proj.forward(ctx, f_a, x);
   f_b_proj.forward(ctx, f, f_a);
   ops::kda_gate(ctx, as_heads(g, num_heads), as_heads(f, num_heads), a_log_used(),
                 dt_bias->value_vec(), gate);
-  b_proj.forward(ctx, beta, x);
   ops::kda_beta(ctx, beta, beta);
 
   const F32Mat o = take_mat(keep, rows, p);
-  const F32Mat gate_out = take_mat(keep, rows, p);
   const F32Mat normed = take_mat(keep, rows, p);
-  g_proj.forward(ctx, gate_out, x);
   Saved saved{x, qkv, qkv_conv, q, k, f_a, f, g, beta, o, gate_out, normed, nullptr};
   float* checkpoints = nullptr;
   if (cache == nullptr) {

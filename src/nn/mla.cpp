@@ -1,5 +1,6 @@
 #include "nn/mla.h"
 
+#include <array>
 #include <cmath>
 
 #include "core/check.h"
@@ -75,13 +76,14 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstI32Vec
   const F32Mat cq_raw = take_mat(keep, rows, q_a_proj.out());
   const F32Mat cq = take_mat(keep, rows, q_a_proj.out());
   const F32Mat q = take_mat(keep, rows, q_b_proj.out());
-  q_a_proj.forward(ctx, cq_raw, x);
+  const F32Mat kv_raw = take_mat(keep, rows, cache_width());
+  const F32Mat kv = take_mat(keep, rows, cache_width());
+  const F32Mat gate = take_mat(keep, rows, num_heads * v_head_dim);
+  ops::linear_group(
+      ctx, std::array{q_a_proj.call(cq_raw, x), kv_a_proj.call(kv_raw, x), g_proj.call(gate, x)});
   q_a_norm.forward(ctx, cq, cq_raw);
   q_b_proj.forward(ctx, q, cq);
 
-  const F32Mat kv_raw = take_mat(keep, rows, cache_width());
-  const F32Mat kv = take_mat(keep, rows, cache_width());
-  kv_a_proj.forward(ctx, kv_raw, x);
   kv_a_norm.forward(ctx, kv.cols(0, kv_lora_rank), kv_raw.cols(0, kv_lora_rank));
   ops::copy(ctx, as_heads(kv.cols(kv_lora_rank, qk_rope_head_dim), 1),
             as_heads(kv_raw.cols(kv_lora_rank, qk_rope_head_dim), 1));
@@ -95,12 +97,10 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstI32Vec
   const F32Cube o_lat = take_cube(keep, rows, num_heads, kv_lora_rank);
   const F32Mat lse = use == nullptr ? take_mat(keep, rows, num_heads) : F32Mat{};
   const F32Mat o = take_mat(keep, rows, num_heads * v_head_dim);
-  const F32Mat gate = take_mat(keep, rows, num_heads * v_head_dim);
   const F32Mat gated = take_mat(keep, rows, num_heads * v_head_dim);
   const Saved saved{x, cq_raw, cq, q, kv_raw, kv, q_full, o_lat, lse, o, gate, gated};
   attend(ctx, saved, o_lat, lse, cu_seqlens, use);
   ops::linear_heads(ctx, as_heads(o, num_heads), o_lat, w_uv_);
-  g_proj.forward(ctx, gate, x);
   ops::sigmoid_gate(ctx, gated, o, gate);
   o_proj.forward(ctx, y, gated);
   return saved;

@@ -4,16 +4,25 @@
 
 namespace tandem::nn {
 
-Mlp::Saved Mlp::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep) const {
-  const std::int64_t rows = x.size(0);
-  const F32Mat gate = take_mat(keep, rows, gate_proj.out());
-  const F32Mat up = take_mat(keep, rows, up_proj.out());
-  const F32Mat activated = take_mat(keep, rows, gate_proj.out());
-  gate_proj.forward(ctx, gate, x);
-  up_proj.forward(ctx, up, x);
-  ops::situ(ctx, activated, gate, up, act);
+Mlp::Products Mlp::take_products(ConstF32Mat x, Arena& keep) const {
+  return {x, take_mat(keep, x.size(0), gate_proj.out()), take_mat(keep, x.size(0), up_proj.out())};
+}
+
+std::array<LinearCall, 2> Mlp::calls(const Products& products) const {
+  return {gate_proj.call(products.gate, products.x), up_proj.call(products.up, products.x)};
+}
+
+Mlp::Saved Mlp::finish(const ExecCtx& ctx, F32Mat y, const Products& products, Arena& keep) const {
+  const F32Mat activated = take_mat(keep, y.size(0), gate_proj.out());
+  ops::situ(ctx, activated, products.gate, products.up, act);
   down_proj.forward(ctx, y, activated);
-  return {x, gate, up, activated};
+  return {products.x, products.gate, products.up, activated};
+}
+
+Mlp::Saved Mlp::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep) const {
+  const Products products = take_products(x, keep);
+  ops::linear_group(ctx, calls(products));
+  return finish(ctx, y, products, keep);
 }
 
 void Mlp::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved,

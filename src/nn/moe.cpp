@@ -1,5 +1,7 @@
 #include "nn/moe.h"
 
+#include <array>
+
 #include "nn/activations.h"
 
 namespace tandem::nn {
@@ -55,14 +57,17 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
   const F32Mat scores = take_mat(keep, rows, w1.size());
   const F32Mat weights = take_mat(keep, rows, top_k);
   const I32Mat ids = routing != nullptr ? routing->ids : take_i32_mat(keep, rows, top_k);
-  gate.forward(ctx, logits, x);
+  const F32Mat latent = take_mat(keep, rows, latent_width);
+  const Mlp::Products shared_products = shared.take_products(x, keep);
+  const std::array<LinearCall, 2> shared_calls = shared.calls(shared_products);
+  ops::linear_group(ctx, std::array{gate.call(logits, x), down_proj.call(latent, x),
+                                    shared_calls[0], shared_calls[1]});
   if (routing != nullptr && routing->replay) {
     ops::route_replay(ctx, weights, scores, logits, ids, router);
   } else {
     ops::route(ctx, ids, weights, scores, logits, bias->value_vec(), router);
   }
 
-  const F32Mat latent = take_mat(keep, rows, latent_width);
   const F32Mat combined = take_mat(keep, rows, latent_width);
   const F32Mat normed = take_mat(keep, rows, latent_width);
   const F32Mat shared_out = take_mat(keep, rows, y.size(1));
@@ -71,12 +76,11 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
     saved_experts = {take_mat(keep, rows * top_k, w1.out()), take_mat(keep, rows * top_k, w1.out()),
                      take_mat(keep, rows * top_k, latent_width), take_i32_mat(keep, rows, top_k)};
   }
-  down_proj.forward(ctx, latent, x);
   ops::experts(ctx, combined, training ? &saved_experts : nullptr, latent, ids, weights,
                {w1.packed(), w3.packed(), w2.packed()}, act);
   norm.forward(ctx, normed, combined);
   up_proj.forward(ctx, y, normed);
-  const Mlp::Saved saved_shared = shared.forward(ctx, shared_out, x, keep);
+  const Mlp::Saved saved_shared = shared.finish(ctx, shared_out, shared_products, keep);
   ops::add(ctx, y, y, shared_out);
   return {x, ids, weights, scores, latent, combined, normed, saved_experts, saved_shared};
 }

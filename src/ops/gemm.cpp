@@ -4,6 +4,16 @@
 #include "ops/op_table.h"
 
 namespace tandem::ops {
+namespace {
+
+void check_linear(F32Mat y, ConstF32Mat x, const PackedWeight& w) {
+  TDM_CHECK(x.size(1) == w.in && y.size(1) == w.out && y.size(0) == x.size(0), y.size(0), y.size(1),
+            x.size(0), x.size(1), w.out, w.in);
+  TDM_CHECK((x.size(1) <= 1 || x.stride(1) == 1) && (y.size(1) <= 1 || y.stride(1) == 1),
+            x.stride(1), y.stride(1));
+}
+
+}  // namespace
 
 void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
           Orientation orientation) {
@@ -13,13 +23,20 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
 }
 
 void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
-  TDM_CHECK(x.size(1) == w.in && y.size(1) == w.out && y.size(0) == x.size(0), y.size(0), y.size(1),
-            x.size(0), x.size(1), w.out, w.in);
-  TDM_CHECK((x.size(1) <= 1 || x.stride(1) == 1) && (y.size(1) <= 1 || y.stride(1) == 1),
-            x.stride(1), y.stride(1));
+  check_linear(y, x, w);
   TDM_CHECK(ctx.ops->gemm.linear != nullptr);
   const ProfileScope scope(ctx.profiler, "linear");
   ctx.ops->gemm.linear(ctx, y, x, w, accumulate);
+}
+
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  for (const LinearCall& call : calls) {
+    TDM_CHECK(call.w != nullptr);
+    check_linear(call.y, call.x, *call.w);
+  }
+  TDM_CHECK(ctx.ops->gemm.linear_group != nullptr);
+  const ProfileScope scope(ctx.profiler, "linear_group");
+  ctx.ops->gemm.linear_group(ctx, calls);
 }
 
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,

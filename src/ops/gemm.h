@@ -54,10 +54,18 @@ struct PackedWeight {
   Storage scales;
 };
 
+/// y = x W^T: one of several independent products. Not owned.
+struct LinearCall {
+  F32Mat y;       // [T, out]
+  ConstF32Mat x;  // [T, in]
+  const PackedWeight* w = nullptr;
+};
+
 struct GemmOps {
   void (*pack)(const ExecCtx&, PackedWeight& packed, const WeightRef& weight,
                Orientation orientation);
   void (*linear)(const ExecCtx&, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate);
+  void (*linear_group)(const ExecCtx&, std::span<const LinearCall> calls);
   void (*linear_heads)(const ExecCtx&, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
                        bool accumulate);
   void (*weight_grad)(const ExecCtx&, F32Mat d_w, ConstF32Mat d_y, ConstF32Mat x);
@@ -76,7 +84,11 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
 void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
             bool accumulate = false);
 
-/// The same per head: y[t, h, :] = x[t, h, :] W_h^T with one weight a head, all of one shape.
+/// linear() of each call, bit for bit, in any order or at once.   Aliasing: no y may overlap
+/// another y or any x; calls may share an x.
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls);
+
+/// linear() per head: y[t, h, :] = x[t, h, :] W_h^T with one weight a head, all of one shape.
 /// Shapes: y [T, H, out], x [T, H, in], w [H].
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
                   bool accumulate = false);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -115,6 +116,40 @@ TEST(ChooseLinear, DecodeFillsTheSms) {
         const std::int64_t blocks = ceil_div(shape.row_blocks, stream_blocks(format));
         EXPECT_GE(config->grid_x, std::min({std::int64_t{sms}, blocks * 8, ceil_div(work, 16)}))
             << s.out << " x " << s.in;
+      }
+    }
+  }
+}
+
+TEST(ChooseLinear, AGroupIsAsLargeAsItsLayers) {
+  // KDA's projections of one input, and layers of unlike widths.
+  const std::vector<std::vector<Shape>> groups{
+      {{12288, 7168}, {12288, 7168}, {12288, 7168}, {12288, 7168}, {128, 7168}, {96, 7168}},
+      {{896, 7168}, {3584, 7168}, {6144, 7168}, {6144, 7168}},
+      {{16, 64}, {33, 7168}, {17, 300}},
+      {{1, 1}}};
+  for (const int sms : kSms) {
+    for (const WeightFormat format : kFormats) {
+      for (const std::vector<Shape>& group : groups) {
+        std::vector<TensorShape> layers;
+        std::int64_t grid = 0;
+        for (const Shape& s : group) {
+          layers.push_back(tensor_shape(format, s.out, s.in));
+        }
+        const auto config = choose_linear_group(format, layers, gpu(sms));
+        ASSERT_TRUE(config.has_value() && config->stream);
+        const StreamPlan& plan = config->plan;
+        for (const TensorShape& layer : layers) {
+          grid += ceil_div(layer.row_blocks, stream_blocks(format) * plan.row_warps) * plan.cluster;
+          for (int rank = 0; rank < plan.cluster; ++rank) {
+            EXPECT_LE(plan.begin(layer.segments, rank + 1) - plan.begin(layer.segments, rank),
+                      plan.slots);
+          }
+        }
+        EXPECT_EQ(config->grid_x, grid);
+        EXPECT_EQ(config->threads, plan.threads());
+        EXPECT_EQ(config->smem_bytes, plan.smem_bytes(stream_blocks(format)));
+        EXPECT_LE(config->smem_bytes, gpu(sms).smem_per_block);
       }
     }
   }

@@ -364,6 +364,50 @@ TEST(Linear, ManyRowsAcrossAllBlockSizes) {
   EXPECT_TRUE(same_bits(y.data(), expected.data(), rows * out));
 }
 
+TEST(LinearGroup, EqualsLinearPerCall) {
+  struct Part {
+    Format format;
+    std::int64_t rows, out, in;
+  };
+  // Nine of one format, other formats between them, a call without rows, several input widths.
+  std::vector<Part> parts;
+  for (const Format& format : kFormats) {
+    parts.push_back({format, 3, 40, format.round_up(90)});
+    parts.push_back({kFormats[1], 3, 17, 90});
+    parts.push_back({format, 8, 1, format.round_up(530)});
+    parts.push_back({kFormats[1], 0, 20, 90});
+    parts.push_back({kFormats[1], 9, 260, 90});
+    parts.push_back({format, 30, 33, format.round_up(90)});
+  }
+  for (const int threads : {1, 3}) {
+    const TestContext ctx(threads);
+    Tensor x = Tensor::normal(30 * 600, 30);
+    std::vector<PackedWeight> weights;
+    std::vector<Tensor> expected;
+    std::vector<Tensor> results;
+    for (const Part& part : parts) {
+      const RandomWeight weight(part.format.format, part.out, part.in, 31 + weights.size());
+      weights.push_back(packed(*ctx, weight.ref()));
+      expected.emplace_back(part.rows * part.out);
+      results.emplace_back(part.rows * part.out);
+    }
+    std::vector<LinearCall> calls;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      const F32Mat xs = x.mat(30, 600).rows(0, part.rows).cols(2, part.in);
+      ops::linear(*ctx, expected[i].mat(part.rows, part.out), xs, weights[i]);
+      calls.push_back({results[i].mat(part.rows, part.out), xs, &weights[i]});
+    }
+    ops::linear_group(*ctx, calls);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      EXPECT_TRUE(results[i].guards_intact()) << i;
+      EXPECT_TRUE(same_bits(results[i].data(), expected[i].data(), parts[i].rows * parts[i].out))
+          << i;
+    }
+    ops::linear_group(*ctx, {});
+  }
+}
+
 TEST(LinearHeads, EqualsLinearPerHead) {
   for (const int threads : {1, 2}) {
     const TestContext ctx(threads);

@@ -1,5 +1,6 @@
 // gemm.cpp — the linear family of the CPU backend: contracts to jobs of gemm/.
 
+#include <algorithm>
 #include <span>
 
 #include "backends/cpu/families.h"
@@ -10,15 +11,28 @@
 namespace tandem {
 namespace {
 
+gemm::LinearJob linear_job(F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
+  return {.y = y.data(),
+          .y_stride = y.stride(0),
+          .x = x.data(),
+          .x_stride = x.stride(0),
+          .rows = x.size(0),
+          .weight = &w,
+          .accumulate = accumulate};
+}
+
 void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
-  const gemm::LinearJob job{.y = y.data(),
-                            .y_stride = y.stride(0),
-                            .x = x.data(),
-                            .x_stride = x.stride(0),
-                            .rows = x.size(0),
-                            .weight = &w,
-                            .accumulate = accumulate};
+  const gemm::LinearJob job = linear_job(y, x, w, accumulate);
   gemm::run_linear(ctx, {&job, 1});
+}
+
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  const ArenaScope scope(*ctx.workspace);
+  const std::span<gemm::LinearJob> jobs = ctx.workspace->take<gemm::LinearJob>(isize(calls));
+  std::ranges::transform(calls, jobs.begin(), [](const LinearCall& call) {
+    return linear_job(call.y, call.x, *call.w, false);
+  });
+  gemm::run_linear(ctx, jobs);
 }
 
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
@@ -56,6 +70,7 @@ void weight_grad(const ExecCtx& ctx, F32Mat d_w, ConstF32Mat d_y, ConstF32Mat x)
 GemmOps cpu_gemm_ops() {
   return {.pack = gemm::pack,
           .linear = linear,
+          .linear_group = linear_group,
           .linear_heads = linear_heads,
           .weight_grad = weight_grad};
 }

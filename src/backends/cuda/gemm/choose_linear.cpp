@@ -109,22 +109,47 @@ std::optional<StreamPlan> plan_stream(const StreamDesc& desc, const DeviceInfo& 
   return fits() ? std::optional(plan) : std::nullopt;
 }
 
+namespace {
+
+/// All `layers` in one launch, each `heads` times.
+std::optional<LinearConfig> choose_stream(WeightFormat format, std::span<const TensorShape> layers,
+                                          std::int64_t heads, const DeviceInfo& info) {
+  const std::int64_t blocks = stream_blocks(format);
+  // To the plan they are one layer with all outputs and the longest sums.
+  StreamDesc stream{
+      .shape = {}, .blocks = stream_blocks(format), .outer = heads, .max_cluster = kMaxCluster};
+  for (const TensorShape& layer : layers) {
+    stream.shape.row_blocks += static_cast<int>(ceil_div(layer.row_blocks, blocks) * blocks);
+    stream.shape.segments = std::max(stream.shape.segments, layer.segments);
+  }
+  const auto plan = plan_stream(stream, info);
+  if (!plan) {
+    return std::nullopt;
+  }
+  LinearConfig config;
+  config.stream = true;
+  config.plan = *plan;
+  for (const TensorShape& layer : layers) {
+    config.grid_x += plan->groups(layer.row_blocks, stream.blocks) * plan->cluster;
+  }
+  config.grid_y = heads;
+  config.smem_bytes = plan->smem_bytes(stream.blocks);
+  config.threads = plan->threads();
+  return config;
+}
+
+}  // namespace
+
+std::optional<LinearConfig> choose_linear_group(WeightFormat format,
+                                                std::span<const TensorShape> layers,
+                                                const DeviceInfo& info) {
+  return choose_stream(format, layers, 1, info);
+}
+
 std::optional<LinearConfig> choose_linear(const LinearDesc& desc, const DeviceInfo& info) {
   if (desc.tokens <= kMaxStreamRows) {
-    const StreamDesc stream{.shape = tensor_shape(desc.format, desc.out, desc.in),
-                            .blocks = stream_blocks(desc.format),
-                            .outer = desc.heads,
-                            .max_cluster = kMaxCluster};
-    if (const auto plan = plan_stream(stream, info)) {
-      LinearConfig config;
-      config.stream = true;
-      config.plan = *plan;
-      config.grid_x =
-          ceil_div(stream.shape.row_blocks, std::int64_t{stream.blocks} * plan->row_warps) *
-          plan->cluster;
-      config.grid_y = desc.heads;
-      config.smem_bytes = plan->smem_bytes(stream.blocks);
-      config.threads = plan->threads();
+    const TensorShape shape = tensor_shape(desc.format, desc.out, desc.in);
+    if (auto config = choose_stream(desc.format, {&shape, 1}, desc.heads, info)) {
       return config;
     }
   }

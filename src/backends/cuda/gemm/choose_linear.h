@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "backends/cuda/gemm/plan.h"
 #include "backends/cuda/runtime/device_info.h"
@@ -47,5 +48,11 @@ struct LinearConfig {
 /// nullopt: out of the kernels' range (a stage does not fit into shared memory).
 [[nodiscard]] std::optional<LinearConfig> choose_linear(const LinearDesc& desc,
                                                         const DeviceInfo& info);
+
+/// For several layers of at most kMaxStreamRows rows each, all streamed in one launch: one plan,
+/// and grid_x is the sum of their grids. nullopt: the segments' sums of one of them do not fit.
+[[nodiscard]] std::optional<LinearConfig> choose_linear_group(WeightFormat format,
+                                                              std::span<const TensorShape> layers,
+                                                              const DeviceInfo& info);
 
 }  // namespace tandem::cuda

@@ -20,6 +20,18 @@ void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, 
   }
 }
 
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  const bool exact = device_of(ctx).options().exact_linear;
+  for (const LinearCall& call : calls) {
+    if (exact || call.w->format == WeightFormat::kF32) {
+      exact_linear(ctx, call.y, call.x, *call.w, false);
+    }
+  }
+  if (!exact) {
+    tensor_linear_group(ctx, calls);
+  }
+}
+
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
                   bool accumulate) {
   if (!w.empty() && on_tensor_cores(ctx, w.front())) {
@@ -34,6 +46,7 @@ void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const
 GemmOps gemm_ops() {
   return {.pack = pack,
           .linear = linear,
+          .linear_group = linear_group,
           .linear_heads = linear_heads,
           .weight_grad = exact_weight_grad};
 }

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "backends/cuda/gemm/linear_launch.cuh"
-#include "backends/cuda/gemm/stream.cuh"
+#include "backends/cuda/gemm/stream_layer.cuh"
 #include "backends/cuda/gemm/tile.cuh"
 #include "backends/cuda/launch.cuh"
 
@@ -27,47 +27,15 @@ __device__ __forceinline__ void store_output(const TensorLinearArgs& p, std::int
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear(const __grid_constant__ TensorLinearArgs p) {
-  constexpr int kBlocks = stream_blocks(F);
-  constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
-  auto* partial = dynamic_smem<float4>();
   const StreamPlan& plan = p.plan;
   const int head = static_cast<int>(blockIdx.y);
-  const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-  const int first = static_cast<int>(blockIdx.x) / plan.cluster * plan.row_warps * kBlocks;
-  const int row_warp = static_cast<int>(threadIdx.x) / 32 / plan.k_warps;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-
-  TileRow rows[kBlocks];
-#pragma unroll
-  for (int m = 0; m < kBlocks; ++m) {
-    rows[m] = tile_row<F>(p.weights[head], p.shape, first + row_warp * kBlocks + m);
-  }
-  prefetch_segments<F>(rows, p.shape, p.plan);
-  begin_kernel();
-  const F32Inputs<kWhole> inputs(
-      p.x.row(min(static_cast<std::int64_t>(lane / 4), p.tokens - 1), head), p.shape.in, lane);
-  stream_segments<F, kBlocks, kLoad>(partial + row_warp * kBlocks * plan.slots * 32, rows, inputs,
-                                     p.shape, plan);
-  const float factor = sum_factor<F>(p.weights[head] + p.shape.scale_2_offset);
-  cluster_barrier(plan.cluster);  // every segment's sum is there
-
-  // The CTAs of a cluster finish a part of the outputs each.
-  const int elements = plan.row_warps * kBlocks * kBlockElements;
-  const int share = (elements + plan.cluster - 1) / plan.cluster;
-  const int end = min(elements, (rank + 1) * share);
-  for (int i = rank * share + static_cast<int>(threadIdx.x); i < end;
-       i += static_cast<int>(blockDim.x)) {
-    const int block = i / kBlockElements;
-    const BlockElement e = block_element(i % kBlockElements);
-    if (e.token < p.tokens) {
-      const float total = sum_segments(reinterpret_cast<const float*>(partial), block,
-                                       i % kBlockElements, p.shape, plan);
-      store_output(p, e.token, head, std::int64_t{16} * (first + block) + e.output, total * factor);
-    }
-  }
-  if (plan.cluster > 1) {
-    cluster_barrier(plan.cluster);  // nobody reads this CTA's sums any more
-  }
+  const int group = static_cast<int>(blockIdx.x) / plan.cluster;
+  const std::int64_t token = min(std::int64_t{threadIdx.x % 32 / 4}, p.tokens - 1);
+  stream_layer<F, kWhole>({p.weights[head], group * plan.row_warps * stream_blocks(F), p.tokens},
+                          p.shape, plan, p.x.row(token, head),
+                          [&](std::int64_t to, std::int64_t output, float value) {
+                            store_output(p, to, head, output, value);
+                          });
 }
 
 /// A tile's sums from all CTAs of its cluster: of each thread's quadruples of accumulators a CTA

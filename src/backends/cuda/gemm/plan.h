@@ -52,6 +52,10 @@ struct StreamPlan {
   [[nodiscard]] constexpr int begin(int segments, int rank) const {
     return split(segments, rank, cluster);
   }
+  /// CTAs, or clusters of them, for so many blocks of 16 outputs, `blocks` of them a warp.
+  [[nodiscard]] constexpr std::int64_t groups(int all_blocks, int blocks) const {
+    return tiles_of(all_blocks, std::int64_t{row_warps} * blocks);
+  }
   /// Shared memory for `blocks` blocks of 16 outputs a warp.
   [[nodiscard]] constexpr std::int64_t smem_bytes(int blocks) const {
     return std::int64_t{512} * row_warps * blocks * slots;

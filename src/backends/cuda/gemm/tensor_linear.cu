@@ -1,7 +1,9 @@
 // tensor_linear.cu — linear layers on the tensor cores: chooses, fills in, launches.   Contract:
 // gemm/tensor.h   Kernels: gemm/linear_kernels.cuh
 #include <algorithm>
+#include <array>
 
+#include "backends/cuda/gemm/group_launch.cuh"
 #include "backends/cuda/gemm/linear_launch.cuh"
 #include "backends/cuda/gemm/tensor.h"
 #include "backends/cuda/gemm/to_bf16.h"
@@ -29,16 +31,51 @@ void launch_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& 
   TDM_CHECK(false, "fp32 weights have no tensor-core path");
 }
 
+void launch_group_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
+                         const LinearGroupArgs& args) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return launch_linear_group<WeightFormat::kBF16>(ctx, config, args);
+    case WeightFormat::kFp8Block:
+      return launch_linear_group<WeightFormat::kFp8Block>(ctx, config, args);
+    case WeightFormat::kMxFp4:
+      return launch_linear_group<WeightFormat::kMxFp4>(ctx, config, args);
+    case WeightFormat::kNvFp4:
+      return launch_linear_group<WeightFormat::kNvFp4>(ctx, config, args);
+    case WeightFormat::kF32:
+      break;
+  }
+  TDM_CHECK(false, "fp32 weights have no tensor-core path");
+}
+
 /// Whether every row begins at a multiple of 8 bytes and fills tiles.
 bool whole_rows(const ConstF32Cube& x) {
   return x.size(2) % kTileInputs == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 8 == 0 &&
          (x.size(0) == 1 || x.stride(0) % 2 == 0) && (x.size(1) == 1 || x.stride(1) % 2 == 0);
 }
 
-/// At most kMaxHeads heads.
+/// Activations in bf16 in the workspace, kept for the next layer that reads the same ones.
+class Bf16Rows {
+ public:
+  /// x[t, h] in rows of `width`.
+  Cube<const std::uint16_t> get(const ExecCtx& ctx, ConstF32Cube x, std::int64_t width) {
+    if (rows_ == nullptr || x.data() != x_.data() || x.shape() != x_.shape() ||
+        x.stride(0) != x_.stride(0) || x.stride(1) != x_.stride(1)) {
+      rows_ = ctx.workspace->take<std::uint16_t>(x.size(0) * x.size(1) * width).data();
+      x_ = x;
+      to_bf16(ctx, rows_, width, x);
+    }
+    return {rows_, x.size(1) * width, width};
+  }
+
+ private:
+  std::uint16_t* rows_ = nullptr;
+  ConstF32Cube x_;
+};
+
+/// At most kMaxHeads heads. `bf16_rows` lives no longer than a scope of the workspace.
 void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
-                 bool accumulate) {
-  const ArenaScope scope(*ctx.workspace);
+                 bool accumulate, Bf16Rows& bf16_rows) {
   const PackedWeight& first = w.front();
   const auto heads = static_cast<int>(w.size());
   const LinearDesc desc{.format = first.format,
@@ -63,24 +100,94 @@ void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const 
   args.plan = config->plan;
   args.cluster = config->cluster;
   if (!config->stream) {
-    const std::int64_t width = args.shape.k_tiles * kTileInputs;
-    auto* rows = ctx.workspace->take<std::uint16_t>(desc.tokens * heads * width).data();
-    to_bf16(ctx, rows, width, x);
-    args.x_bf16 = {rows, heads * width, width};
+    args.x_bf16 = bf16_rows.get(ctx, x, args.shape.k_tiles * kTileInputs);
   }
   launch_format(ctx, desc.format, *config, args, heads);
+}
+
+/// A matrix as one head.
+template <typename T>
+TensorView<T, 3> one_head(TensorView<T, 2> x) {
+  return {x.data(), {x.size(0), 1, x.size(1)}, {x.stride(0), 0, x.stride(1)}};
+}
+
+void linear_mat(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate,
+                Bf16Rows& bf16_rows) {
+  if (!y.empty()) {
+    linear_cube(ctx, one_head(y), one_head(x), {&w, 1}, accumulate, bf16_rows);
+  }
+}
+
+/// At most kMaxGroupLayers calls of one format with 1 to kMaxStreamRows rows each, in one launch if
+/// a plan for all of them exists.
+void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls, Bf16Rows& bf16_rows) {
+  std::array<TensorShape, kMaxGroupLayers> shapes;
+  std::ranges::transform(calls, shapes.begin(), [](const LinearCall& call) {
+    return tensor_shape(call.w->format, call.w->out, call.w->in);
+  });
+  const auto config = calls.size() > 1 ? choose_linear_group(calls.front().w->format,
+                                                             std::span(shapes).first(calls.size()),
+                                                             device_of(ctx).info())
+                                       : std::nullopt;
+  if (!config) {
+    for (const LinearCall& call : calls) {
+      linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
+    }
+    return;
+  }
+  LinearGroupArgs args{};
+  args.count = static_cast<int>(calls.size());
+  args.whole = true;
+  args.plan = config->plan;
+  std::int64_t groups = 0;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const LinearCall& call = calls[i];
+    args.layers[i] = {reinterpret_cast<const std::uint8_t*>(call.w->data.data()),
+                      shapes[i],
+                      device_mat(call.y),
+                      device_mat(call.x),
+                      call.x.size(0),
+                      static_cast<int>(groups)};
+    args.whole = args.whole && whole_rows(one_head(call.x));
+    groups += config->plan.groups(shapes[i].row_blocks, stream_blocks(call.w->format));
+  }
+  launch_group_format(ctx, calls.front().w->format, *config, args);
 }
 
 }  // namespace
 
 void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
                    bool accumulate) {
-  if (y.empty()) {
-    return;
+  const ArenaScope scope(*ctx.workspace);
+  Bf16Rows bf16_rows;
+  linear_mat(ctx, y, x, w, accumulate, bf16_rows);
+}
+
+void tensor_linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  const ArenaScope scope(*ctx.workspace);
+  Bf16Rows bf16_rows;
+  for (const WeightFormat format :
+       {WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxFp4, WeightFormat::kNvFp4}) {
+    std::array<LinearCall, kMaxGroupLayers> group;
+    std::size_t count = 0;
+    for (const LinearCall& call : calls) {
+      if (call.w->format != format || call.y.empty()) {
+        continue;
+      }
+      if (call.x.size(0) > kMaxStreamRows) {
+        linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
+        continue;
+      }
+      group[count++] = call;
+      if (count == group.size()) {
+        stream_group(ctx, std::span(group).first(count), bf16_rows);
+        count = 0;
+      }
+    }
+    if (count > 0) {
+      stream_group(ctx, std::span(group).first(count), bf16_rows);
+    }
   }
-  const F32Cube y_heads(y.data(), {y.size(0), 1, y.size(1)}, {y.stride(0), 0, y.stride(1)});
-  const ConstF32Cube x_heads(x.data(), {x.size(0), 1, x.size(1)}, {x.stride(0), 0, x.stride(1)});
-  linear_cube(ctx, y_heads, x_heads, {&w, 1}, accumulate);
 }
 
 void tensor_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
@@ -89,13 +196,16 @@ void tensor_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
     return;
   }
   for (std::int64_t begin = 0; begin < isize(w); begin += kMaxHeads) {
+    const ArenaScope scope(*ctx.workspace);
+    Bf16Rows bf16_rows;
     const std::int64_t count = std::min<std::int64_t>(kMaxHeads, isize(w) - begin);
     const auto heads = [&](auto cube) {
       return decltype(cube)(cube.data() + begin * cube.stride(1),
                             {cube.size(0), count, cube.size(2)},
                             {cube.stride(0), cube.stride(1), cube.stride(2)});
     };
-    linear_cube(ctx, heads(y), heads(x), w.subspan(usize(begin), usize(count)), accumulate);
+    linear_cube(ctx, heads(y), heads(x), w.subspan(usize(begin), usize(count)), accumulate,
+                bf16_rows);
   }
 }
 

@@ -1,9 +1,12 @@
-// tensor_linear_nvfp4.cu — linear_kernels.cuh for one weight format.
+// tensor_linear_nvfp4.cu — linear_kernels.cuh and group_kernels.cuh for one weight format.
+#include "backends/cuda/gemm/group_kernels.cuh"
 #include "backends/cuda/gemm/linear_kernels.cuh"
 
 namespace tandem::cuda {
 
 template void launch_linear<WeightFormat::kNvFp4>(const ExecCtx&, const LinearConfig&,
                                                   const TensorLinearArgs&, int);
+template void launch_linear_group<WeightFormat::kNvFp4>(const ExecCtx&, const LinearConfig&,
+                                                        const LinearGroupArgs&);
 
 }  // namespace tandem::cuda
