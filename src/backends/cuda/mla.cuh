@@ -14,7 +14,7 @@
 namespace tandem::cuda {
 
 inline constexpr int kChunkUnit = 64;     // chunks are whole numbers of tiles of every kernel
-inline constexpr int kMinChunkUnits = 4;  // below, writing and merging partials costs too much
+inline constexpr int kMinChunkUnits = 2;  // below, writing and merging partials costs too much
 inline constexpr int kMaxChunks = 64;     // two groups of heads of 64 chunks fill an H200
 
 [[nodiscard]] __host__ __device__ constexpr int chunk_keys(int keys) {
