@@ -14,9 +14,13 @@ constexpr float kL2Eps = 1e-6F;  // added to the sum of squares (kimi-k3.md 1.3)
 
 }  // namespace
 
+float Kda::q_scale() const {
+  return 1.0F / std::sqrt(static_cast<float>(head_dim));
+}
+
 KdaInputs Kda::inputs(const Saved& saved) const {
   const std::int64_t p = width();
-  return {as_heads(saved.q, num_heads), as_heads(saved.k, num_heads),
+  return {as_heads(saved.qk.cols(0, p), num_heads), as_heads(saved.qk.cols(p, p), num_heads),
           as_heads(saved.qkv_conv.cols(2 * p, p), num_heads), as_heads(saved.g, num_heads),
           saved.beta};
 }
@@ -34,30 +38,22 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
                                     f_a_proj.call(f_a, x), b_proj.call(beta, x)});
 
   const F32Mat qkv_conv = take_mat(keep, rows, 3 * p);
-  const std::array<Parameter*, 3> filters{q_conv1d, k_conv1d, v_conv1d};
-  for (std::int64_t i = 0; i < 3; ++i) {
-    const F32Cube state = cache != nullptr ? cache->conv.cols(i * p, p) : F32Cube{};
-    ops::conv1d(ctx, qkv_conv.cols(i * p, p), qkv.cols(i * p, p),
-                filters[static_cast<std::size_t>(i)]->value_mat(), state, seqs);
-  }
-
-  const F32Mat q = take_mat(keep, rows, p);
-  const F32Mat k = take_mat(keep, rows, p);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
-  ops::l2_norm(ctx, as_heads(q, num_heads), as_heads(qkv_conv.cols(0, p), num_heads), scale,
-               kL2Eps);
-  ops::l2_norm(ctx, as_heads(k, num_heads), as_heads(qkv_conv.cols(p, p), num_heads), 1.0F, kL2Eps);
+  const std::array<ConstF32Mat, 3> filters{q_conv1d->value_mat(), k_conv1d->value_mat(),
+                                           v_conv1d->value_mat()};
+  ops::conv1d(ctx, qkv_conv, qkv, filters, cache != nullptr ? cache->conv : F32Cube{}, seqs);
+  const F32Mat qk = take_mat(keep, rows, 2 * p);
+  ops::l2_norm(ctx, as_heads(qk, 2 * num_heads), as_heads(qkv_conv.cols(0, 2 * p), 2 * num_heads),
+               std::array{q_scale(), 1.0F}, kL2Eps);
 
   const F32Mat f = take_mat(keep, rows, p);
   const F32Mat g = take_mat(keep, rows, p);
   f_b_proj.forward(ctx, f, f_a);
-  ops::kda_gate(ctx, as_heads(g, num_heads), as_heads(f, num_heads), a_log_used(),
+  ops::kda_gate(ctx, as_heads(g, num_heads), beta, as_heads(f, num_heads), beta, a_log_used(),
                 dt_bias->value_vec(), gate);
-  ops::kda_beta(ctx, beta, beta);
 
   const F32Mat o = take_mat(keep, rows, p);
   const F32Mat normed = take_mat(keep, rows, p);
-  Saved saved{x, qkv, qkv_conv, q, k, f_a, f, g, beta, o, gate_out, normed, nullptr};
+  Saved saved{x, qkv, qkv_conv, qk, f_a, f, g, beta, o, gate_out, normed, nullptr};
   float* checkpoints = nullptr;
   if (cache == nullptr) {
     checkpoints =
@@ -128,8 +124,8 @@ void Kda::backward_core(const ExecCtx& ctx, F32Mat d_qkv, F32Mat d_g, F32Mat d_b
   const F32Cube d_v = as_heads(d_qkv.cols(2 * p, p), num_heads);
   ops::kda_recurrent_bwd(ctx, {d_q, d_k, d_v, as_heads(d_g, num_heads), d_beta},
                          as_heads(d_o, num_heads), inputs(saved), seqs, saved.checkpoints);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
-  ops::l2_norm_bwd(ctx, d_q, d_q, as_heads(saved.qkv_conv.cols(0, p), num_heads), scale, kL2Eps);
+  ops::l2_norm_bwd(ctx, d_q, d_q, as_heads(saved.qkv_conv.cols(0, p), num_heads), q_scale(),
+                   kL2Eps);
   ops::l2_norm_bwd(ctx, d_k, d_k, as_heads(saved.qkv_conv.cols(p, p), num_heads), 1.0F, kL2Eps);
 }
 

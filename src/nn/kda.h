@@ -35,7 +35,7 @@ class Kda {
     ConstF32Mat x;         // [T, D]
     ConstF32Mat qkv;       // [T, 3P] raw projections
     ConstF32Mat qkv_conv;  // [T, 3P] after convolution and SiLU
-    ConstF32Mat q, k;      // [T, P] L2-normalised, q scaled
+    ConstF32Mat qk;        // [T, 2P] q and k L2-normalised, q scaled
     ConstF32Mat f_a, f;    // [T, K], [T, P]
     ConstF32Mat g;         // [T, P] log decay
     ConstF32Mat beta;      // [T, H]
@@ -56,6 +56,7 @@ class Kda {
  private:
   [[nodiscard]] std::int64_t width() const { return num_heads * head_dim; }
   [[nodiscard]] ConstF32Vec a_log_used() const { return {A_log->value().data(), {num_heads}}; }
+  [[nodiscard]] float q_scale() const;
   [[nodiscard]] KdaInputs inputs(const Saved& saved) const;
   void backward_core(const ExecCtx& ctx, F32Mat d_qkv, F32Mat d_g, F32Mat d_beta, ConstF32Mat d_o,
                      const SeqBatch& seqs, const Saved& saved) const;

@@ -1,25 +1,30 @@
 #include "ops/conv1d.h"
 
+#include "core/checked_cast.h"
 #include "ops/check_seqs.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
 
 namespace tandem::ops {
 
-void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube state,
-            const SeqBatch& seqs) {
+void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, std::span<const ConstF32Mat> filters,
+            F32Cube state, const SeqBatch& seqs) {
   TDM_CHECK(rows_contiguous(x) && rows_like(y, x), x.size(0), x.size(1));
-  TDM_CHECK(w.contiguous() && w.size(0) == x.size(1) && w.size(1) >= 1, w.size(0), w.size(1),
-            x.size(1));
+  TDM_CHECK(!filters.empty() && isize(filters) <= kMaxConvFilters, filters.size());
+  const ConstF32Mat& first = filters.front();
+  for (const ConstF32Mat& w : filters) {
+    TDM_CHECK(w.contiguous() && same_shape(w, first) && w.size(1) >= 1, w.size(0), w.size(1));
+  }
+  TDM_CHECK(first.size(0) * isize(filters) == x.size(1), first.size(0), filters.size(), x.size(1));
   check_seqs(ctx, seqs, x.size(0), state.size(0));
   if (seqs.keeps_state()) {
     TDM_CHECK(
-        rows_contiguous(state) && state.size(1) == w.size(1) - 1 && state.size(2) == x.size(1),
-        state.size(1), state.size(2), w.size(1), x.size(1));
+        rows_contiguous(state) && state.size(1) == first.size(1) - 1 && state.size(2) == x.size(1),
+        state.size(1), state.size(2), first.size(1), x.size(1));
   }
   TDM_CHECK(ctx.ops->conv.conv1d != nullptr);
   const ProfileScope scope(ctx.profiler, "conv1d");
-  ctx.ops->conv.conv1d(ctx, y, x, w, state, seqs);
+  ctx.ops->conv.conv1d(ctx, y, x, filters, state, seqs);
 }
 
 void conv1d_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_w, ConstF32Mat d_y, ConstF32Mat x,

@@ -57,12 +57,14 @@ std::int64_t kda_num_checkpoints(const ExecCtx& ctx, const SeqBatch& seqs, std::
 
 namespace ops {
 
-void kda_gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
-              KdaGateParams params) {
+void kda_gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+              ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params) {
   check_gate(f, a_log, dt_bias);
   check_cube(g, f.size(0), f.size(1), f.size(2));
+  TDM_CHECK(b.size(0) == f.size(0) && b.size(1) == f.size(1) && beta.shape() == b.shape(),
+            beta.size(0), beta.size(1), b.size(0), b.size(1));
   const ProfileScope scope(ctx.profiler, "kda_gate");
-  ctx.ops->kda.gate(ctx, g, f, a_log, dt_bias, params);
+  ctx.ops->kda.gate(ctx, g, beta, f, b, a_log, dt_bias, params);
 }
 
 void kda_gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
@@ -76,12 +78,6 @@ void kda_gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_b
   TDM_CHECK(d_a_log.contiguous() && d_dt_bias.contiguous());
   const ProfileScope scope(ctx.profiler, "kda_gate_bwd");
   ctx.ops->kda.gate_bwd(ctx, d_f, d_a_log, d_dt_bias, d_g, f, a_log, dt_bias, params);
-}
-
-void kda_beta(const ExecCtx& ctx, F32Mat beta, ConstF32Mat b) {
-  TDM_CHECK(beta.shape() == b.shape(), beta.size(0), beta.size(1), b.size(0), b.size(1));
-  const ProfileScope scope(ctx.profiler, "kda_beta");
-  ctx.ops->kda.beta(ctx, beta, b);
 }
 
 void kda_beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat beta) {

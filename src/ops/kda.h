@@ -61,11 +61,10 @@ struct KdaGrads {
                                                std::int64_t rows);
 
 struct KdaOps {
-  void (*gate)(const ExecCtx&, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
-               KdaGateParams params);
+  void (*gate)(const ExecCtx&, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+               ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params);
   void (*gate_bwd)(const ExecCtx&, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias, ConstF32Cube d_g,
                    ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params);
-  void (*beta)(const ExecCtx&, F32Mat beta, ConstF32Mat b);
   void (*beta_bwd)(const ExecCtx&, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat beta);
   void (*recurrent)(const ExecCtx&, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
                     const SeqBatch& seqs, float* checkpoints);
@@ -77,16 +76,16 @@ struct KdaOps {
 
 namespace ops {
 
-/// g = log decay.   Shapes: g, f [T, H, K]; a_log [H] (a longer stored vector is cut by the
-/// caller); dt_bias [H*K].
-void kda_gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
-              KdaGateParams params);
+/// Both of a token's gates: g = log decay, beta = sigmoid(b).   Shapes: g, f [T, H, K]; beta, b [T,
+/// H]; a_log [H] (a longer stored vector is cut by the caller); dt_bias [H*K].   Aliasing: beta may
+/// be b.
+void kda_gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+              ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params);
 /// d_f is overwritten, d_a_log and d_dt_bias accumulated.
 void kda_gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
                   ConstF32Cube d_g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
                   KdaGateParams params);
-/// beta = sigmoid(b).   Shapes: [T, H].   Aliasing: beta may be b.
-void kda_beta(const ExecCtx& ctx, F32Mat beta, ConstF32Mat b);
+/// d_b is overwritten.   Shapes: [T, H].
 void kda_beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat beta);
 
 /// The recurrence: S <- diag(e^g) S; r = v - S^T k; S <- S + k (beta r)^T; o = S^T q, per sequence

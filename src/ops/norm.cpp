@@ -1,5 +1,6 @@
 #include "ops/norm.h"
 
+#include "core/checked_cast.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
 
@@ -44,11 +45,14 @@ void rms_norm_gated_bwd(const ExecCtx& ctx, F32Cube d_o, F32Cube d_gate, F32Vec 
   ctx.ops->norm.rms_norm_gated_bwd(ctx, d_o, d_gate, d_w, d_y, o, gate, w, eps);
 }
 
-void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, float scale, float eps) {
+void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const float> scales,
+             float eps) {
   TDM_CHECK(rows_contiguous(x) && rows_like(y, x), x.size(0), x.size(1), x.size(2));
+  TDM_CHECK(!scales.empty() && isize(scales) <= kMaxL2Scales && x.size(1) % isize(scales) == 0,
+            scales.size(), x.size(1));
   TDM_CHECK(ctx.ops->norm.l2_norm != nullptr);
   const ProfileScope scope(ctx.profiler, "l2_norm");
-  ctx.ops->norm.l2_norm(ctx, y, x, scale, eps);
+  ctx.ops->norm.l2_norm(ctx, y, x, scales, eps);
 }
 
 void l2_norm_bwd(const ExecCtx& ctx, F32Cube d_x, ConstF32Cube d_y, ConstF32Cube x, float scale,

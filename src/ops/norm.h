@@ -2,10 +2,16 @@
 // fixed order.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "ops/exec_ctx.h"
 #include "tensor/view.h"
 
 namespace tandem {
+
+/// Blocks of heads of one l2_norm().
+inline constexpr std::int64_t kMaxL2Scales = 4;
 
 struct NormOps {
   void (*rms_norm)(const ExecCtx&, F32Mat y, ConstF32Mat x, ConstF32Vec w, float eps);
@@ -16,7 +22,8 @@ struct NormOps {
   void (*rms_norm_gated_bwd)(const ExecCtx&, F32Cube d_o, F32Cube d_gate, F32Vec d_w,
                              ConstF32Cube d_y, ConstF32Cube o, ConstF32Cube gate, ConstF32Vec w,
                              float eps);
-  void (*l2_norm)(const ExecCtx&, F32Cube y, ConstF32Cube x, float scale, float eps);
+  void (*l2_norm)(const ExecCtx&, F32Cube y, ConstF32Cube x, std::span<const float> scales,
+                  float eps);
   void (*l2_norm_bwd)(const ExecCtx&, F32Cube d_x, ConstF32Cube d_y, ConstF32Cube x, float scale,
                       float eps);
 };
@@ -38,10 +45,12 @@ void rms_norm_gated_bwd(const ExecCtx& ctx, F32Cube d_o, F32Cube d_gate, F32Vec 
                         ConstF32Cube d_y, ConstF32Cube o, ConstF32Cube gate, ConstF32Vec w,
                         float eps);
 
-/// y = scale * x (sum(x^2) + eps)^-1/2, per head.   Shapes: y, x [T, H, K].   Aliasing: y may be x.
-/// Source: kimi-k3.md 4.3.
-void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, float scale, float eps);
-/// d_x is overwritten; x is the forward's input.   Aliasing: d_x may be d_y.
+/// y = scale * x (sum(x^2) + eps)^-1/2, per head.   Shapes: y, x [T, H, K]; scales S <=
+/// kMaxL2Scales: of H/S heads each, in order.   Aliasing: y may be x.   Source: kimi-k3.md 4.3.
+void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const float> scales,
+             float eps);
+/// Of heads with one scale. d_x is overwritten; x is the forward's input.   Aliasing: d_x may be
+/// d_y.
 void l2_norm_bwd(const ExecCtx& ctx, F32Cube d_x, ConstF32Cube d_y, ConstF32Cube x, float scale,
                  float eps);
 

@@ -1,5 +1,7 @@
 #include "ops/conv1d.h"
 
+#include <array>
+
 #include "backends/cpu/families.h"
 #include "ops/each_target.h"
 #include "ops/op_checks.h"
@@ -30,6 +32,12 @@ const Batch& serving() {
   return batch;
 }
 constexpr std::int64_t kSlots = 6;
+
+/// With one filter.
+void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube state,
+            const SeqBatch& seqs) {
+  ops::conv1d(ctx, y, x, {&w, 1}, state, seqs);
+}
 
 /// W products and additions, then SiLU (<= 3 ulp and at most 1.1 |z| of slope): `magnitude` bounds
 /// sum_j |w x|.
@@ -64,7 +72,7 @@ TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
         ref::conv1d<double>(expected.mat(dim), x_ref.mat(dim), w_ref.mat(taps), ref_state,
                             batch->view());
         Rows y(rows, dim, 3);
-        ops::conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, taps), state_view, batch->view());
+        conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, taps), state_view, batch->view());
         EXPECT_TRUE(close(y.values().data(), expected.values(), tolerance(taps, magnitude)));
         EXPECT_TRUE(y.poison_intact() && state.poison_intact());
         // States are copies of inputs: exact. Slot 4 and the padding sequence's rows are untouched.
@@ -84,14 +92,45 @@ TEST(Conv1d, MatchesTheOracleAndLeavesTheState) {
   }
 }
 
+TEST(Conv1d, SeveralFiltersEqualOneCallEach) {
+  const PoisonedContext ctx;
+  for (const std::int64_t taps : {4, 3}) {
+    for (const std::int64_t dim : {5, 300}) {
+      for (const std::int64_t count : {2, 3, 4}) {
+        Rows x = Rows::normal(serving().rows(), count * dim, 1, 1.0, 3);
+        Rows state = Rows::normal(kSlots * (taps - 1), count * dim, 3, 1.0);
+        Rows one_state = state;
+        Rows y(serving().rows(), count * dim, 1);
+        Rows one_y(serving().rows(), count * dim, 1);
+        const auto view = [&](Rows& rows) {
+          return F32Cube{rows.row(0), {kSlots, taps - 1, count * dim}};
+        };
+        std::vector<Tensor> weights;
+        for (std::int64_t i = 0; i < count; ++i) {
+          weights.push_back(Tensor::normal(dim * taps, 2 + usize(i)));
+        }
+        std::vector<ConstF32Mat> filters;
+        for (std::int64_t i = 0; i < count; ++i) {
+          filters.push_back(weights[usize(i)].mat(dim, taps));
+          conv1d(*ctx, one_y.mat().cols(i * dim, dim), x.mat().cols(i * dim, dim), filters.back(),
+                 view(one_state).cols(i * dim, dim), serving().view());
+        }
+        ops::conv1d(*ctx, y.mat(), x.mat(), filters, view(state), serving().view());
+        EXPECT_TRUE(y.poison_intact());
+        EXPECT_EQ(y.values(), one_y.values());
+        EXPECT_EQ(state.values(), one_state.values());
+      }
+    }
+  }
+}
+
 TEST(Conv1d, PaddingSequencesGiveZeros) {
   const PoisonedContext ctx;
   Rows x = Rows::normal(serving().rows(), 33, 1);
   Tensor w = Tensor::normal(33 * 4, 2);
   Rows state = Rows::filled(kSlots * 3, 33, 0.0F);
   Rows y(serving().rows(), 33);
-  ops::conv1d(*ctx, y.mat(), x.mat(), w.mat(33, 4), {state.row(0), {kSlots, 3, 33}},
-              serving().view());
+  conv1d(*ctx, y.mat(), x.mat(), w.mat(33, 4), {state.row(0), {kSlots, 3, 33}}, serving().view());
   for (std::int64_t t = 8; t < 11; ++t) {
     for (std::int64_t c = 0; c < 33; ++c) {
       EXPECT_EQ(y.row(t)[c], 0.0F);
@@ -112,8 +151,8 @@ TEST(Conv1d, AnySplitOfASequenceGivesTheSameBits) {
       std::int64_t begin = 0;
       for (const std::int64_t end : cuts) {
         const Batch batch{{0, checked_cast<std::int32_t>(end - begin)}, {0}};
-        ops::conv1d(*ctx, y.mat().rows(begin, end - begin), x.mat().rows(begin, end - begin),
-                    w.mat(dim, taps), {state.row(0), {1, taps - 1, dim}}, batch.view());
+        conv1d(*ctx, y.mat().rows(begin, end - begin), x.mat().rows(begin, end - begin),
+               w.mat(dim, taps), {state.row(0), {1, taps - 1, dim}}, batch.view());
         begin = end;
       }
       std::vector<float> all = y.values();
@@ -127,7 +166,7 @@ TEST(Conv1d, AnySplitOfASequenceGivesTheSameBits) {
     EXPECT_EQ(run({1, 2, 3, 4, 5, 6, 7, 8, 9}), whole) << "W " << taps << " token by token";
     // Without a state: the same outputs.
     Rows y(n, dim);
-    ops::conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, taps), {}, Batch{{0, 9}, {}}.view());
+    conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, taps), {}, Batch{{0, 9}, {}}.view());
     EXPECT_TRUE(same_bits(y.row(0), whole.data(), n * dim)) << "W " << taps;
   }
 }
@@ -138,13 +177,13 @@ TEST(Conv1d, PackedSequencesEqualSeparateOnes) {
   Rows x = Rows::normal(training().rows(), dim, 1);
   Tensor w = Tensor::normal(dim * 4, 2);
   Rows packed(training().rows(), dim);
-  ops::conv1d(*ctx, packed.mat(), x.mat(), w.mat(dim, 4), {}, training().view());
+  conv1d(*ctx, packed.mat(), x.mat(), w.mat(dim, 4), {}, training().view());
   for (std::int64_t b = 0; b < training().view().num_seqs(); ++b) {
     const std::int64_t begin = training().view().begin(b);
     const std::int64_t n = training().view().length(b);
     Rows alone(n, dim);
     const Batch one{{0, checked_cast<std::int32_t>(n)}, {}};
-    ops::conv1d(*ctx, alone.mat(), x.mat().rows(begin, n), w.mat(dim, 4), {}, one.view());
+    conv1d(*ctx, alone.mat(), x.mat().rows(begin, n), w.mat(dim, 4), {}, one.view());
     EXPECT_TRUE(same_bits(alone.row(0), packed.row(begin), n * dim)) << b;
   }
 }
@@ -220,7 +259,7 @@ TEST(Conv1d, SameBitsForAnyThreadCount) {
       Rows y(rows, dim);
       Rows state = Rows::normal(9, dim, 5);
       Tensor d_w = Tensor::filled(dim * 4, 0.0F);
-      ops::conv1d(ctx, y.mat(), x.mat(), w.mat(dim, 4), {state.row(0), {3, 3, dim}}, kept.view());
+      conv1d(ctx, y.mat(), x.mat(), w.mat(dim, 4), {state.row(0), {3, 3, dim}}, kept.view());
       std::vector<float> all = y.values();
       append(all, state.values());
       ops::conv1d_bwd(ctx, y.mat(), d_w.mat(dim, 4), d_y.mat(), x.mat(), w.mat(dim, 4),
@@ -243,7 +282,8 @@ TEST(Conv1d, EveryInstructionSetIsWithinTheBound) {
   ref::conv1d<double>(expected.mat(dim), x_ref.mat(dim), w_ref.mat(4), {}, training().view());
   for_each_simd_target([&](const char* target) {
     Rows y(training().rows(), dim);
-    cpu_conv_ops().conv1d(*ctx, y.mat(), x.mat(), w.mat(dim, 4), {}, training().view());
+    cpu_conv_ops().conv1d(*ctx, y.mat(), x.mat(), std::array<ConstF32Mat, 1>{w.mat(dim, 4)}, {},
+                          training().view());
     EXPECT_TRUE(close(y.values().data(), expected.values(),
                       tolerance(4, sum_magnitude(4, w_ref, x_ref, x_ref))))
         << target;

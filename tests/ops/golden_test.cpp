@@ -1,6 +1,8 @@
 // Each operator of the CPU backend, forward and gradients, against values of an independent fp64
 // program (tools/golden). Inputs are exact in fp32; GoldenOp::check() says where the bounds come
 // from.
+#include <array>
+
 #include "ops/act.h"
 #include "ops/attn_res.h"
 #include "ops/conv1d.h"
@@ -42,7 +44,9 @@ TEST(GoldenOps, KdaGates) {
     const auto cube = [&](Tensor& t) { return t.cube(rows, heads, k); };
     Tensor y(f.numel()), d_f(f.numel());
     Tensor d_a = Tensor::filled(heads, 0.0F), d_dt = Tensor::filled(heads * k, 0.0F);
-    ops::kda_gate(*ctx, cube(y), cube(f), a_log.vec(), dt.vec(), params);
+    Tensor b = Tensor::filled(rows * heads, 0.0F);
+    ops::kda_gate(*ctx, cube(y), b.mat(rows, heads), cube(f), b.mat(rows, heads), a_log.vec(),
+                  dt.vec(), params);
     ops::kda_gate_bwd(*ctx, cube(d_f), d_a.vec(), d_dt.vec(), cube(d_y), cube(f), a_log.vec(),
                       dt.vec(), params);
     op.check("y", y);
@@ -100,7 +104,7 @@ TEST(GoldenOps, L2Norm) {
   Tensor x = op.tensor("x"), d_y = op.tensor("y_grad");
   const std::int64_t rows = op.extent("x", 0), dim = op.extent("x", 1);
   Tensor y(x.numel()), d_x(x.numel());
-  ops::l2_norm(*ctx, y.cube(rows, 1, dim), x.cube(rows, 1, dim), 1.0F, 1e-6F);
+  ops::l2_norm(*ctx, y.cube(rows, 1, dim), x.cube(rows, 1, dim), std::array{1.0F}, 1e-6F);
   ops::l2_norm_bwd(*ctx, d_x.cube(rows, 1, dim), d_y.cube(rows, 1, dim), x.cube(rows, 1, dim), 1.0F,
                    1e-6F);
   op.check("y", y);
@@ -143,8 +147,9 @@ TEST(GoldenOps, ShortConv) {
   const std::int64_t rows = op.extent("x", 0), channels = op.extent("x", 1), taps = 4;
   const std::vector<std::int32_t> cu{0, checked_cast<std::int32_t>(rows)}, slot{0};
   Tensor y(x.numel()), state = window;
-  ops::conv1d(*ctx, y.mat(rows, channels), x.mat(rows, channels), w.mat(channels, taps),
-              state.cube(1, taps - 1, channels), {{cu.data(), {2}}, {slot.data(), {1}}});
+  ops::conv1d(*ctx, y.mat(rows, channels), x.mat(rows, channels),
+              std::array<ConstF32Mat, 1>{w.mat(channels, taps)}, state.cube(1, taps - 1, channels),
+              {{cu.data(), {2}}, {slot.data(), {1}}});
   op.check("y", y);
   EXPECT_EQ(std::vector<float>(state.begin(), state.end()), op.expected("next_window"));
 

@@ -73,8 +73,10 @@ TEST(KdaGate, HandNumbers) {
       Tensor a_log = Tensor::filled(1, static_cast<float>(n.a_log));
       Tensor bias = Tensor::filled(1, static_cast<float>(n.dt_bias));
       Tensor g(1);
-      ops::kda_gate(*ctx, g.cube(1, 1, 1), ConstF32Cube(f.data(), {1, 1, 1}), a_log.vec(),
-                    bias.vec(), {bounded, -5.0F});
+      Tensor beta = Tensor::filled(1, 0.0F);
+      ops::kda_gate(*ctx, g.cube(1, 1, 1), beta.mat(1, 1), ConstF32Cube(f.data(), {1, 1, 1}),
+                    beta.mat(1, 1), a_log.vec(), bias.vec(), {bounded, -5.0F});
+      EXPECT_EQ(beta[0], 0.5F);
       const double expected = bounded ? n.bounded : n.softplus;
       EXPECT_NEAR(static_cast<double>(g[0]), expected, sum_tolerance(4, std::abs(expected)));
     }
@@ -92,9 +94,13 @@ TEST(KdaGate, MatchesTheOracleIncludingTheFarEnds) {
   Tensor a_log = Tensor::normal(dims.heads, 6);
   Tensor bias = Tensor::normal(dims.heads * dims.keys, 7);
   Tensor g(f.numel());
+  Tensor b = Tensor::normal(rows * dims.heads, 8);
+  Tensor beta(b.numel());
   for (const bool bounded : {true, false}) {
-    ops::kda_gate(*ctx, g.cube(rows, dims.heads, dims.keys), f.cube(rows, dims.heads, dims.keys),
-                  a_log.vec(), bias.vec(), {bounded, -5.0F});
+    ops::kda_gate(*ctx, g.cube(rows, dims.heads, dims.keys), beta.mat(rows, dims.heads),
+                  f.cube(rows, dims.heads, dims.keys), b.mat(rows, dims.heads), a_log.vec(),
+                  bias.vec(), {bounded, -5.0F});
+    EXPECT_TRUE(beta.guards_intact());
     ASSERT_TRUE(g.guards_intact());
     for (std::int64_t i = 0; i < f.numel(); ++i) {
       const std::int64_t h = i / dims.keys % dims.heads;
@@ -113,16 +119,24 @@ TEST(KdaGate, MatchesTheOracleIncludingTheFarEnds) {
   }
 }
 
-TEST(KdaBeta, IsTheSigmoidAlsoInPlace) {
+TEST(KdaGate, BetaIsTheSigmoidAlsoInPlace) {
   const TestContext ctx;
   Tensor b = Tensor::normal(19 * 5, 3, 4.0);
   Tensor beta(b.numel());
-  ops::kda_beta(*ctx, beta.mat(19, 5), b.mat(19, 5));
+  Tensor f = Tensor::normal(19 * 5 * 2, 4);
+  Tensor a_log = Tensor::normal(5, 5);
+  Tensor bias = Tensor::normal(5 * 2, 6);
+  Tensor g(f.numel());
+  const auto run = [&](Tensor& out) {
+    ops::kda_gate(*ctx, g.cube(19, 5, 2), out.mat(19, 5), f.cube(19, 5, 2), b.mat(19, 5),
+                  a_log.vec(), bias.vec(), {});
+  };
+  run(beta);
   for (std::int64_t i = 0; i < b.numel(); ++i) {
     EXPECT_NEAR(static_cast<double>(beta[i]), ref::gate_sigmoid(static_cast<double>(b[i])),
                 sum_tolerance(4, 1.0));
   }
-  ops::kda_beta(*ctx, b.mat(19, 5), b.mat(19, 5));
+  run(b);
   EXPECT_TRUE(same_bits(b.data(), beta.data(), b.numel()));
 }
 

@@ -1,5 +1,7 @@
 #include "ops/norm.h"
 
+#include <array>
+
 #include "backends/cpu/families.h"
 #include "ops/each_target.h"
 #include "ops/op_checks.h"
@@ -261,7 +263,7 @@ TEST(L2Norm, MatchesTheOracleInPlace) {
       RefTensor expected = RefTensor::zeros(rows * dim);
       ref::l2_norm<double>(expected.cube(kHeads, dim), x_ref.cube(kHeads, dim),
                            static_cast<double>(factor), 1e-6);
-      ops::l2_norm(*ctx, x.cube(kHeads), x.cube(kHeads), factor, 1e-6F);
+      ops::l2_norm(*ctx, x.cube(kHeads), x.cube(kHeads), {&factor, 1}, 1e-6F);
       const double tolerance = sum_tolerance(dim, max_abs(expected.values()));
       EXPECT_TRUE(close(x.values().data(), expected.values(), tolerance));
       EXPECT_TRUE(x.poison_intact());
@@ -271,6 +273,30 @@ TEST(L2Norm, MatchesTheOracleInPlace) {
         }
         EXPECT_FALSE(close(x.values().data(), expected.values(), tolerance));
       }
+    }
+  }
+}
+
+TEST(L2Norm, AScaleABlockOfHeads) {
+  const TestContext ctx;
+  const std::int64_t rows = 5;
+  for (const std::int64_t dim : {128, 33}) {
+    for (const std::vector<float>& scales :
+         {std::vector<float>{0.5F, 1.0F}, std::vector<float>{2.0F, 0.25F, 1.0F, 3.0F}}) {
+      const std::int64_t blocks = isize(scales);
+      const std::int64_t heads = 3 * blocks;
+      Tensor x = Tensor::normal(rows * heads * dim, 1);
+      Tensor y(x.numel());
+      Tensor expected(x.numel());
+      ops::l2_norm(*ctx, y.cube(rows, heads, dim), x.cube(rows, heads, dim), scales, 1e-6F);
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const auto of_block = [&](Tensor& t) {
+          return F32Cube{t.data() + block * 3 * dim, {rows, 3, dim}, {heads * dim, dim, 1}};
+        };
+        ops::l2_norm(*ctx, of_block(expected), of_block(x), {&scales[usize(block)], 1}, 1e-6F);
+      }
+      EXPECT_TRUE(y.guards_intact());
+      EXPECT_TRUE(same_bits(y.data(), expected.data(), y.numel()));
     }
   }
 }
@@ -336,7 +362,7 @@ std::vector<float> all_norms(const ExecCtx& ctx, std::int64_t tokens, std::int64
   append(all, gated_bwd(ctx, tokens, dim));
   ops::rms_norm_gated(ctx, y.cube(kHeads), x.cube(kHeads), d_y.cube(kHeads), w.vec(), kEps);
   append(all, y.values());
-  ops::l2_norm(ctx, y.cube(kHeads), x.cube(kHeads), 0.5F, 1e-6F);
+  ops::l2_norm(ctx, y.cube(kHeads), x.cube(kHeads), std::array{0.5F}, 1e-6F);
   append(all, y.values());
   ops::l2_norm_bwd(ctx, y.cube(kHeads), d_y.cube(kHeads), x.cube(kHeads), 0.5F, 1e-6F);
   append(all, y.values());

@@ -28,14 +28,16 @@ constexpr double kNsPerElement = 1.2;
 constexpr std::int64_t kMinGradRows = 16;
 constexpr std::size_t kMaxTaps = 16;
 
-/// w [C, W] as [W, C] in the workspace.
-std::span<float> transpose_taps(const ExecCtx& ctx, ConstF32Mat w) {
-  const std::int64_t channels = w.size(0);
-  const std::int64_t taps = w.size(1);
+/// The filters, F of [C/F, W], as [W, C] in the workspace.
+std::span<float> transpose_taps(const ExecCtx& ctx, std::span<const ConstF32Mat> filters) {
+  const std::int64_t width = filters.front().size(0);
+  const std::int64_t channels = isize(filters) * width;
+  const std::int64_t taps = filters.front().size(1);
   const auto out = ctx.workspace->take<float>(taps * channels);
   for (std::int64_t c = 0; c < channels; ++c) {
+    const float* const w = filters[usize(c / width)].row(c % width);
     for (std::int64_t j = 0; j < taps; ++j) {
-      out[usize(j * channels + c)] = w.data()[c * taps + j];
+      out[usize(j * channels + c)] = w[j];
     }
   }
   return out;
@@ -122,13 +124,14 @@ void roll_state(float* state, std::int64_t stride, std::int64_t past_rows, Const
   }
 }
 
-void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube state,
-            const SeqBatch& seqs) {
+void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, std::span<const ConstF32Mat> filters,
+            F32Cube state, const SeqBatch& seqs) {
   const std::size_t channels = usize(x.size(1));
-  TDM_CHECK(usize(w.size(1)) <= kMaxTaps, w.size(1));
+  const std::size_t taps = usize(filters.front().size(1));
+  TDM_CHECK(taps <= kMaxTaps, taps);
   const ArenaScope scope(*ctx.workspace);
-  const ConvCall call{x, transpose_taps(ctx, w).data(), take_zeroed(ctx, 1, x.size(1)).data(),
-                      usize(w.size(1)), channels};
+  const ConvCall call{x, transpose_taps(ctx, filters).data(), take_zeroed(ctx, 1, x.size(1)).data(),
+                      taps, channels};
   const RowBlocks blocks = row_blocks(x.size(0), kNsPerElement * static_cast<double>(channels));
   parallel_rows(ctx, blocks, [&](std::int64_t begin, std::int64_t end, std::int64_t) HWY_ATTR {
     SeqCursor cursor(seqs, begin);
@@ -196,7 +199,7 @@ void conv1d_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_w, ConstF32Mat d_y, Con
   const std::int64_t taps = w.size(1);
   TDM_CHECK(usize(taps) <= kMaxTaps, taps);
   const ArenaScope scope(*ctx.workspace);
-  const ConvCall call{x, transpose_taps(ctx, w).data(), take_zeroed(ctx, 1, channels).data(),
+  const ConvCall call{x, transpose_taps(ctx, {&w, 1}).data(), take_zeroed(ctx, 1, channels).data(),
                       usize(taps), usize(channels)};
   const RowBlocks blocks =
       row_blocks(x.size(0), 2 * kNsPerElement * static_cast<double>(channels), kMinGradRows);

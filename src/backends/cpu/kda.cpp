@@ -8,7 +8,6 @@ KdaOps cpu_kda_ops() {
   return {
       .gate = cpu::kda_gate,
       .gate_bwd = cpu::kda_gate_bwd,
-      .beta = cpu::kda_beta,
       .beta_bwd = cpu::kda_beta_bwd,
       .recurrent = cpu::kda_recurrent,
       .chunk = cpu::kda_chunk,

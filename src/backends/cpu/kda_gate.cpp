@@ -39,8 +39,26 @@ void gate_row(float* g, const float* f, const float* bias, float a, std::int64_t
   }
 }
 
-void gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
-          KdaGateParams params) {
+// [T, H] is 1/K of the gate's size; rows are gathered lane by lane, so any stride goes.
+void beta_rows(F32Mat out, ConstF32Mat b) {
+  alignas(64) float lanes[kLanes] = {};
+  for (std::int64_t t = 0; t < b.size(0); ++t) {
+    for (std::int64_t h = 0; h < b.size(1); h += kLanes) {
+      const std::int64_t n = std::min(kLanes, b.size(1) - h);
+      for (std::int64_t i = 0; i < n; ++i) {
+        lanes[i] = b(t, h + i);
+      }
+      hn::Store(vsigmoid(FloatTag(), hn::Load(FloatTag(), lanes)), FloatTag(), lanes);
+      for (std::int64_t i = 0; i < n; ++i) {
+        out(t, h + i) = lanes[i];
+      }
+    }
+  }
+}
+
+void gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+          ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params) {
+  beta_rows(beta, b);
   const std::int64_t rows = f.size(0);
   const std::int64_t keys = f.size(2);
   ctx.pool->parallel_for(num_blocks(rows), [&](std::int64_t block, int) HWY_ATTR {
@@ -114,23 +132,6 @@ void gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
   }
 }
 
-// [T, H] is 1/K of the gate's size; rows are gathered lane by lane, so any stride goes.
-void beta(const ExecCtx&, F32Mat out, ConstF32Mat b) {
-  alignas(64) float lanes[kLanes] = {};
-  for (std::int64_t t = 0; t < b.size(0); ++t) {
-    for (std::int64_t h = 0; h < b.size(1); h += kLanes) {
-      const std::int64_t n = std::min(kLanes, b.size(1) - h);
-      for (std::int64_t i = 0; i < n; ++i) {
-        lanes[i] = b(t, h + i);
-      }
-      hn::Store(vsigmoid(FloatTag(), hn::Load(FloatTag(), lanes)), FloatTag(), lanes);
-      for (std::int64_t i = 0; i < n; ++i) {
-        out(t, h + i) = lanes[i];
-      }
-    }
-  }
-}
-
 void beta_bwd(const ExecCtx&, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat value) {
   for (std::int64_t t = 0; t < value.size(0); ++t) {
     for (std::int64_t h = 0; h < value.size(1); ++h) {
@@ -148,21 +149,17 @@ namespace tandem {
 
 HWY_EXPORT(gate);
 HWY_EXPORT(gate_bwd);
-HWY_EXPORT(beta);
 HWY_EXPORT(beta_bwd);
 
-void cpu::kda_gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log,
-                   ConstF32Vec dt_bias, KdaGateParams params) {
-  HWY_DYNAMIC_DISPATCH(gate)(ctx, g, f, a_log, dt_bias, params);
+void cpu::kda_gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+                   ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params) {
+  HWY_DYNAMIC_DISPATCH(gate)(ctx, g, beta, f, b, a_log, dt_bias, params);
 }
 void cpu::kda_gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
                        ConstF32Cube d_g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
                        KdaGateParams params) {
   HWY_DYNAMIC_DISPATCH(gate_bwd)
   (ctx, d_f, d_a_log, d_dt_bias, d_g, f, a_log, dt_bias, params);
-}
-void cpu::kda_beta(const ExecCtx& ctx, F32Mat out, ConstF32Mat b) {
-  HWY_DYNAMIC_DISPATCH(beta)(ctx, out, b);
 }
 void cpu::kda_beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat value) {
   HWY_DYNAMIC_DISPATCH(beta_bwd)(ctx, d_b, d_beta, value);

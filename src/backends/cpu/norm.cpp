@@ -178,12 +178,15 @@ void rms_norm_gated_bwd(const ExecCtx& ctx, F32Cube d_o, F32Cube d_gate, F32Vec 
   add_partials(ctx, d_w.data(), partials, n);
 }
 
-void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, float scale, float eps) {
+void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const float> scales,
+             float eps) {
   const std::size_t n = usize(x.size(2));
+  const std::int64_t heads = x.size(1) / isize(scales);  // of one scale
   const RowBlocks blocks =
       row_blocks(x.size(0) * x.size(1), kNsPerElement * static_cast<double>(n));
   parallel_rows(ctx, blocks, [&](std::int64_t begin, std::int64_t end, std::int64_t) HWY_ATTR {
     for (std::int64_t r = begin; r < end; ++r) {
+      const float scale = scales[usize(r % x.size(1) / heads)];
       l2_norm_row(cube_row(y, r), cube_row(x, r), n, scale, eps);
     }
   });

@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kConvThreads) conv_rows(const __grid_constant_
   }
 }
 
-void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Mat w, F32Cube state,
-            const SeqBatch& seqs) {
+void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, std::span<const ConstF32Mat> filters,
+            F32Cube state, const SeqBatch& seqs) {
   if (x.empty()) {
     return;
   }
-  ConvArgs args{device_mat(y), conv_inputs(x, w, seqs), device_cube(state), nullptr, 1};
+  ConvArgs args{device_mat(y), conv_inputs(x, filters, seqs), device_cube(state), nullptr, 1};
   if (seqs.keeps_state()) {
     args.slots = seqs.state_slots.data();
   }

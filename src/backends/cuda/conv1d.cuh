@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
+#include "ops/conv1d.h"
 #include "ops/seq_batch.h"
 
 namespace tandem::cuda {
@@ -20,14 +22,31 @@ struct Sequences {
 
 struct ConvInputs {
   Mat<const float> x;
-  const float* w;  // [C, W]
+  const float* filters[kMaxConvFilters];  // [width, W] each
+  std::int64_t width;                     // channels of a filter
   Sequences seqs;
   std::int64_t rows, channels, taps;
+
+  /// Channel c's taps.
+  __device__ __forceinline__ const float* taps_of(std::int64_t c) const {
+    const float* filter = filters[0];
+#pragma unroll
+    for (int i = 1; i < kMaxConvFilters; ++i) {
+      filter = c >= i * width ? filters[i] - i * width * taps : filter;
+    }
+    return filter + c * taps;
+  }
 };
 
-[[nodiscard]] inline ConvInputs conv_inputs(ConstF32Mat x, ConstF32Mat w, const SeqBatch& seqs) {
-  return {device_mat(x), w.data(),  {seqs.cu_seqlens.data(), seqs.num_seqs()},
-          x.size(0),     x.size(1), w.size(1)};
+[[nodiscard]] inline ConvInputs conv_inputs(ConstF32Mat x, std::span<const ConstF32Mat> filters,
+                                            const SeqBatch& seqs) {
+  const ConstF32Mat& first = filters.front();
+  ConvInputs in{device_mat(x), {},        first.size(0), {seqs.cu_seqlens.data(), seqs.num_seqs()},
+                x.size(0),     x.size(1), first.size(1)};
+  for (std::size_t i = 0; i < filters.size(); ++i) {
+    in.filters[i] = filters[i].data();
+  }
+  return in;
 }
 
 /// Runs of rows along x, channels along y.
@@ -77,9 +96,10 @@ template <int kTaps>
 struct Taps {
   float value[kTaps];
   __device__ Taps(const ConvInputs& in, std::int64_t c) {
+    const float* const from = in.taps_of(c);
 #pragma unroll
     for (int j = 0; j < kTaps; ++j) {
-      value[j] = in.w[c * kTaps + j];
+      value[j] = from[j];
     }
   }
 };
@@ -88,7 +108,7 @@ struct Taps<0> {
   const float* value;
   int count;
   __device__ Taps(const ConvInputs& in, std::int64_t c)
-      : value(in.w + c * in.taps), count(static_cast<int>(in.taps)) {}
+      : value(in.taps_of(c)), count(static_cast<int>(in.taps)) {}
 };
 
 /// The rows under a sequence's taps, for one channel: row `at` of the batch, or where that lies

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kConvThreads)
   if (c >= args.in.channels) {
     return;
   }
-  const float* const w = args.in.w + c * args.in.taps;
+  const float* const w = args.in.taps_of(c);
   for_rows(args.in, kConvRows, start, [&](std::int64_t t, const SeqCursor& seq) {
     const std::int64_t end = min(args.in.rows, seq.end);
     float sum = 0.0F;
@@ -102,7 +102,7 @@ void conv1d_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_w, ConstF32Mat d_y, Con
   if (x.empty()) {
     return;
   }
-  const ConvInputs in = conv_inputs(x, w, seqs);
+  const ConvInputs in = conv_inputs(x, {&w, 1}, seqs);
   TDM_CHECK(in.taps <= 65535, in.taps);
   const std::int64_t runs = (in.rows + kGradRows - 1) / kGradRows;
   const ArenaScope scope(*ctx.workspace);

@@ -2,13 +2,15 @@
 // Oracle: ops/ref/kda_ref.h
 // Traffic   each operand once; memory bound.   Numerics  fp32, full-precision exp. The gradients of
 // a_log and dt_bias are summed over blocks of 64 rows in order, then over the blocks in order.
-// Launch    map_rows.cuh; backward: one block a head and 64 rows. Graph-safe.
+// Launch    a warp a row and head; backward: one block a head and 64 rows. Graph-safe.
+#include <algorithm>
 #include <cmath>
 
 #include "backends/cuda/families.h"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
 #include "backends/cuda/reduce.cuh"
+#include "backends/cuda/row_group.cuh"
 #include "backends/cuda/row_sums.h"
 #include "backends/cuda/sigmoid.cuh"
 #include "ops/check_views.h"
@@ -23,24 +25,63 @@ __device__ __forceinline__ float softplus(float x) {
   return x > 20.0F ? x : log1pf(expf(x));
 }
 
-struct Gate {  // x: f, dt_bias
+struct GateArgs {
+  Cube<float> g;
+  Mat<float> beta;
+  Cube<const float> f;
+  Mat<const float> b;
   const float* a_log;
+  const float* dt_bias;
   KdaGateParams p;
-  __device__ void operator()(const float (&x)[2], float (&y)[1], std::int64_t head) const {
-    const float a = expf(a_log[head]);
-    const float z = x[0] + x[1];
-    y[0] = p.bounded ? p.lower_bound * sigmoid(a * z) : -(a * softplus(z));
-  }
+  std::int64_t rows, heads, keys;
 };
 
-void gate(const ExecCtx& ctx, F32Cube g, ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias,
-          KdaGateParams params) {
-  const std::int64_t keys = f.size(2);
-  const Cube<const float> bias{dt_bias.data(), 0, keys};
-  const ConstF32Mat bias_rows(dt_bias.data(), {f.size(1), keys});
+__device__ __forceinline__ float log_decay(float z, float a, const KdaGateParams& p) {
+  return p.bounded ? p.lower_bound * sigmoid(a * z) : -(a * softplus(z));
+}
+
+/// A warp a head of a row.
+template <bool kAligned>
+__global__ void __launch_bounds__(kRowThreads) gate_rows(const __grid_constant__ GateArgs args) {
+  begin_kernel();
+  const std::int64_t head =
+      static_cast<std::int64_t>(blockIdx.x) * WarpGroup::kPerBlock + WarpGroup::index();
+  if (head >= args.heads) {
+    return;
+  }
+  const float a = expf(args.a_log[head]);
+  const float* const bias = args.dt_bias + head * args.keys;
+  for (std::int64_t t = blockIdx.y; t < args.rows; t += gridDim.y) {
+    if (WarpGroup::rank() == 0) {
+      args.beta.row(t)[head] = sigmoid(args.b.row(t)[head]);
+    }
+    for (std::int64_t at = quad_start<WarpGroup>(0); at < args.keys; at += kWarp * kQuad) {
+      const Quad f = load_quad<kAligned>(args.f.row(t, head), at, args.keys);
+      const Quad by = load_quad<kAligned>(bias, at, args.keys);
+      Quad g;
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        g.v[i] = log_decay(f.v[i] + by.v[i], a, args.p);
+      }
+      store_quad<kAligned>(args.g.row(t, head), at, args.keys, g);
+    }
+  }
+}
+
+void gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF32Mat b,
+          ConstF32Vec a_log, ConstF32Vec dt_bias, KdaGateParams params) {
+  TDM_CHECK(rows_contiguous(beta) && rows_contiguous(b), beta.stride(1), b.stride(1));
+  if (f.size(0) == 0 || f.size(1) == 0) {
+    return;
+  }
+  const GateArgs args{device_cube(g), device_mat(beta), device_cube(f), device_mat(b), a_log.data(),
+                      dt_bias.data(), params,           f.size(0),      f.size(1),     f.size(2)};
+  const ConstF32Mat bias_rows(dt_bias.data(), {f.size(1), f.size(2)});
   const bool aligned = whole_quads(g) && whole_quads(f) && whole_quads(bias_rows);
-  launch_map<2, 1>(ctx, "kda_gate", aligned, {{device_cube(f), bias}, {device_cube(g)}},
-                   {f.size(0), f.size(1), keys}, Gate{a_log.data(), params});
+  const dim3 grid(
+      static_cast<unsigned>((args.heads + WarpGroup::kPerBlock - 1) / WarpGroup::kPerBlock),
+      static_cast<unsigned>(std::min(args.rows, kMaxGridYZ)));
+  launch(ctx, "kda_gate", aligned ? gate_rows<true> : gate_rows<false>, {grid, kRowThreads}, args);
 }
 
 struct GateBwd {
@@ -124,18 +165,6 @@ void gate_bwd(const ExecCtx& ctx, F32Cube d_f, F32Vec d_a_log, F32Vec d_dt_bias,
   add_row_sum(ctx, "kda_gate_bwd", d_dt_bias.data(), bias_parts, blocks, heads * keys);
 }
 
-struct Beta {
-  __device__ void operator()(const float (&x)[1], float (&y)[1], std::int64_t) const {
-    y[0] = sigmoid(x[0]);
-  }
-};
-
-void beta(const ExecCtx& ctx, F32Mat out, ConstF32Mat b) {
-  TDM_CHECK(rows_contiguous(out) && rows_contiguous(b), out.stride(1), b.stride(1));
-  launch_map<1, 1>(ctx, "kda_beta", whole_quads(out) && whole_quads(b),
-                   {{one_slice(b)}, {one_slice(out)}}, {b.size(0), 1, b.size(1)}, Beta{});
-}
-
 struct BetaBwd {  // x: d_beta, beta
   __device__ void operator()(const float (&x)[2], float (&y)[1], std::int64_t) const {
     y[0] = x[0] * x[1] * (1.0F - x[1]);
@@ -156,7 +185,6 @@ void beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat va
 void add_kda_gate_ops(KdaOps& ops) {
   ops.gate = gate;
   ops.gate_bwd = gate_bwd;
-  ops.beta = beta;
   ops.beta_bwd = beta_bwd;
 }
 

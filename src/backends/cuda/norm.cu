@@ -14,6 +14,7 @@
 #include "backends/cuda/norm_bwd.h"
 #include "backends/cuda/row_group.cuh"
 #include "backends/cuda/sigmoid.cuh"
+#include "core/checked_cast.h"
 
 namespace tandem::cuda {
 namespace {
@@ -33,7 +34,7 @@ struct RmsNorm {
   Cube<const float> x;
   const float* w;
   float eps;
-  __device__ float scale(float squares, std::int64_t width) const {
+  __device__ float scale(float squares, std::int64_t width, std::int64_t) const {
     return 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
   }
   template <bool kAligned>
@@ -54,7 +55,7 @@ struct RmsNormGated {
   Cube<const float> x, gate;
   const float* w;
   float eps;
-  __device__ float scale(float squares, std::int64_t width) const {
+  __device__ float scale(float squares, std::int64_t width, std::int64_t) const {
     return 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
   }
   template <bool kAligned>
@@ -72,9 +73,15 @@ struct L2Norm {
   struct Factors {};
   Cube<float> y;
   Cube<const float> x;
-  float factor;
+  float scales[kMaxL2Scales];
+  std::int64_t heads;  // of one scale
   float eps;
-  __device__ float scale(float squares, std::int64_t) const {
+  __device__ float scale(float squares, std::int64_t, std::int64_t h) const {
+    float factor = scales[0];
+#pragma unroll
+    for (int i = 1; i < kMaxL2Scales; ++i) {
+      factor = h >= i * heads ? scales[i] : factor;
+    }
     return factor / sqrtf(squares + eps);
   }
   template <bool kAligned>
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(kRowThreads) norm_rows(const Norm norm, const 
     for (std::int64_t at = rest; at < n; at += Group::kSize * kQuad) {
       squares = add_squares(squares, load_quad<kAligned>(x, at, n));
     }
-    const float scale = norm.scale(Group::sum(squares), n);
+    const float scale = norm.scale(Group::sum(squares), n, h);
 #pragma unroll
     for (int q = 0; q < kHeld; ++q) {
       store_quad<kAligned>(y, quad_start<Group>(q), n, normed<Norm>(held[q], scale, by[q]));
@@ -177,8 +184,12 @@ void rms_norm_gated(const ExecCtx& ctx, F32Cube y, ConstF32Cube o, ConstF32Cube 
                             {o.size(0), o.size(1), o.size(2)});
 }
 
-void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, float scale, float eps) {
-  const L2Norm norm{device_cube(y), device_cube(x), scale, eps};
+void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const float> scales,
+             float eps) {
+  L2Norm norm{device_cube(y), device_cube(x), {}, x.size(1) / isize(scales), eps};
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    norm.scales[i] = scales[i];
+  }
   launch_norm<WarpGroup, 1>(ctx, "l2_norm", whole_quads(y) && whole_quads(x), norm,
                             {x.size(0), x.size(1), x.size(2)});
 }
