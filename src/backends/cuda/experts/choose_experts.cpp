@@ -18,6 +18,101 @@ std::int64_t most_items(const ExpertsDesc& desc, std::int64_t chunk) {
   return std::min(desc.experts, pairs) + pairs / chunk;
 }
 
+bool is_fp4(WeightFormat format) {
+  return format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
+}
+
+constexpr std::int64_t kSmemOfCta = 1024;  // what a CTA takes beside its own
+constexpr int kRingWarps = kRingThreads / 32;
+
+/// Bytes of a stage that holds a segment of `blocks` blocks.
+std::int64_t stage_bytes(WeightFormat format, int blocks) {
+  return segment_inputs(format) / kTileInputs * blocks *
+         (tile_bytes(format) + tile_scale_bytes(format));
+}
+
+/// As many stages as there is room for with `ctas` CTAs on an SM; 0: not even one.
+int choose_stages(std::int64_t fixed_bytes, std::int64_t warp_stage_bytes, int most, int ctas,
+                  const DeviceInfo& info) {
+  const std::int64_t room = (info.smem_per_block + kSmemOfCta) / ctas - kSmemOfCta - fixed_bytes;
+  return static_cast<int>(std::clamp<std::int64_t>(room / warp_stage_bytes, 0, most));
+}
+
+/// Warps that share `segments` with the least idle time in the last turn.
+int choose_ring_warps(int segments, int most) {
+  const int turns = (segments + most - 1) / most;
+  return std::max(1, (segments + turns - 1) / turns);
+}
+
+/// `units` sums of `blocks` blocks of 16 outputs.
+std::optional<RingPlan> plan_ring(WeightFormat format, const TensorShape& shape, int blocks,
+                                  std::int64_t units, std::int64_t tokens, const DeviceInfo& info) {
+  RingPlan plan;
+  plan.tokens = static_cast<int>(std::min(tokens, kMaxStreamRows));
+  plan.warps = choose_ring_warps(shape.segments, std::min(kRingWarps, experts_tuning.warps));
+  const std::int64_t turns = (shape.segments + plan.warps - 1) / plan.warps;
+  const std::int64_t stage = stage_bytes(format, blocks) * plan.warps;
+  const std::int64_t inputs_and_sums =
+      std::int64_t{plan.tokens} * ring_row_bytes(shape.k_tiles) +
+      std::int64_t{2} * blocks * shape.segments * plan.token_pairs() * kRingSumBytes;
+  for (int ctas = std::max(1, kRingWarps / plan.warps); ctas > 0; ctas /= 2) {
+    plan.ctas = std::clamp<std::int64_t>(units, 1, std::int64_t{ctas} * info.num_sms);
+    const std::int64_t tasks = (units + plan.ctas - 1) / plan.ctas * turns;
+    const int most = static_cast<int>(std::min<std::int64_t>(tasks, experts_tuning.stages));
+    const std::int64_t fixed = ring_barrier_bytes(plan.warps, most) + inputs_and_sums;
+    plan.stages = choose_stages(fixed, stage, most, ctas, info);
+    if (plan.stages >= std::min(2, most)) {
+      plan.smem_bytes = fixed + stage * plan.stages;
+      return plan;
+    }
+  }
+  return std::nullopt;
+}
+
+/// Down and combine of one token: a CTA a block of 16 outputs, all slots.
+std::optional<RingPlan> plan_fused(const ExpertsDesc& desc, const TensorShape& shape,
+                                   const DeviceInfo& info) {
+  RingPlan plan;
+  plan.ctas = shape.row_blocks;
+  const std::int64_t tasks = desc.slots * shape.segments;
+  const int ctas = plan.ctas <= info.num_sms ? 1 : 2;
+  const int most_warps = ctas == 1 ? kRingWarps : experts_tuning.fused_warps;
+  plan.warps = static_cast<int>(std::clamp<std::int64_t>(tasks, 1, most_warps));
+  const int most = static_cast<int>(
+      std::clamp<std::int64_t>((tasks + plan.warps - 1) / plan.warps, 1, experts_tuning.stages));
+  const std::int64_t bytes = stage_bytes(desc.down, 1) + kRingHiddenBytes;
+  const std::int64_t fixed =
+      ring_barrier_bytes(plan.warps, most) + tasks * kRingSumBytes + desc.slots * kRingSlotBytes;
+  plan.stages = choose_stages(fixed, bytes * plan.warps, most, ctas, info);
+  plan.smem_bytes = fixed + bytes * plan.warps * plan.stages;
+  return plan.stages >= std::min(2, most) ? std::optional(plan) : std::nullopt;
+}
+
+/// The decode path by rings, where formats and sizes allow it.
+void choose_ring(ExpertsConfig& config, const ExpertsDesc& desc, const DeviceInfo& info) {
+  if (!is_fp4(desc.gate_up) || !is_fp4(desc.down) || !experts_tuning.ring) {
+    return;
+  }
+  const TensorShape gate_up_shape = tensor_shape(desc.gate_up, desc.width, desc.dim);
+  const TensorShape down_shape = tensor_shape(desc.down, desc.dim, desc.width);
+  const auto gate_up = plan_ring(desc.gate_up, gate_up_shape, kGateUpBlocks,
+                                 gate_up_shape.row_blocks * config.items, desc.tokens, info);
+  const bool fused = desc.tokens == 1 && desc.width % kTileInputs == 0 && experts_tuning.fused;
+  auto down = fused ? plan_fused(desc, down_shape, info) : std::nullopt;
+  config.fused = down.has_value();
+  if (!down) {
+    const int blocks = stream_blocks(desc.down);
+    down =
+        plan_ring(desc.down, down_shape, blocks,
+                  (down_shape.row_blocks + blocks - 1) / blocks * config.items, desc.tokens, info);
+  }
+  config.ring = gate_up && down;
+  if (config.ring) {
+    config.ring_gate_up = *gate_up;
+    config.ring_down = *down;
+  }
+}
+
 }  // namespace
 
 std::optional<ExpertsConfig> choose_experts(const ExpertsDesc& desc, const DeviceInfo& info) {
@@ -50,7 +145,10 @@ std::optional<ExpertsConfig> choose_experts(const ExpertsDesc& desc, const Devic
       return std::nullopt;
     }
   }
-  config.items = most_items(desc, config.chunk);
+  config.items = desc.tokens == 1 ? desc.slots : most_items(desc, config.chunk);
+  if (config.stream) {
+    choose_ring(config, desc, info);
+  }
   return config.items <= kMaxItems ? std::optional(config) : std::nullopt;
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "backends/cuda/experts/experts_launch.cuh"
+#include "backends/cuda/experts/ring_kernels.cuh"
 #include "backends/cuda/experts/situ.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/gemm/tile.cuh"
@@ -208,6 +209,11 @@ __global__ void __launch_bounds__(kExpertTiles[kVariant].threads(), kExpertTiles
 
 template <WeightFormat F>
 void launch_gate_up(const ExecCtx& ctx, const ExpertsConfig& config, const GateUpArgs& args) {
+  if constexpr (F == WeightFormat::kMxFp4 || F == WeightFormat::kNvFp4) {
+    if (config.ring) {
+      return launch_ring_gate_up<F>(ctx, args);
+    }
+  }
   if (config.stream) {
     const StreamPlan& plan = config.gate_up;
     const Launch how{.grid = expert_grid(args.shape, plan.row_warps, config),
@@ -225,6 +231,11 @@ void launch_gate_up(const ExecCtx& ctx, const ExpertsConfig& config, const GateU
 
 template <WeightFormat F>
 void launch_down(const ExecCtx& ctx, const ExpertsConfig& config, const DownArgs& args) {
+  if constexpr (F == WeightFormat::kMxFp4 || F == WeightFormat::kNvFp4) {
+    if (config.ring) {
+      return launch_ring_down<F>(ctx, config, args);
+    }
+  }
   if (config.stream) {
     const StreamPlan& plan = config.down;
     const Launch how{.grid = expert_grid(args.shape, plan.row_warps * stream_blocks(F), config),

@@ -50,13 +50,16 @@ __device__ __forceinline__ Prefix block_prefix(int value) {
 }
 
 __global__ void __launch_bounds__(kItemThreads)
-    cut_items(ExpertItem* items, int num_items, const std::int32_t* expert_begin, int num_experts,
-              int chunk) {
+    cut_items(ExpertItem* items, std::int32_t* filled, int num_items,
+              const std::int32_t* expert_begin, int num_experts, int chunk) {
   begin_kernel();
   const int expert = static_cast<int>(threadIdx.x);
   const int begin = expert < num_experts ? expert_begin[expert] : 0;
   const int count = expert < num_experts ? expert_begin[expert + 1] - begin : 0;
   const Prefix place = block_prefix((count + chunk - 1) / chunk);
+  if (expert == 0) {
+    *filled = place.total;
+  }
   for (int done = 0, i = place.before; done < count; done += chunk, ++i) {
     items[i] = {expert, begin + done, min(chunk, count - done)};
   }
@@ -101,13 +104,15 @@ ExpertWork expert_work(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_exp
                        const ExpertsConfig& config) {
   const auto experts = static_cast<std::int32_t>(num_experts);
   if (ids.size(0) == 1) {
-    return {nullptr, ids.data(), nullptr, experts};
+    return {nullptr, ids.data(), nullptr, experts, static_cast<std::int32_t>(ids.size(1)), nullptr};
   }
   const ExpertGroups groups = group_by_expert(ctx, ids, num_experts);
   auto* items = ctx.workspace->take<ExpertItem>(config.items).data();
-  launch(ctx, "experts", cut_items, {1, kItemThreads}, items, static_cast<int>(config.items),
-         groups.expert_begin, experts, config.chunk);
-  return {items, nullptr, groups.pair_order, experts};
+  auto* filled = ctx.workspace->take<std::int32_t>(1).data();
+  launch(ctx, "experts", cut_items, {1, kItemThreads}, items, filled,
+         static_cast<int>(config.items), groups.expert_begin, experts, config.chunk);
+  return {items, nullptr, groups.pair_order, experts, static_cast<std::int32_t>(ids.size(1)),
+          filled};
 }
 
 void combine_pairs(const ExecCtx& ctx, const CombineSlots& args) {

@@ -23,7 +23,13 @@ struct ExpertWork {
   const std::int32_t* ids;         // [A], where items is null
   const std::int32_t* pair_order;  // null where items is
   std::int32_t num_experts;
+  std::int32_t slots;             // A
+  const std::int32_t* num_items;  // that have tokens; null where items is
 
+  /// Items, without the empty ones at the end.
+  __device__ __forceinline__ std::int32_t count() const {
+    return num_items == nullptr ? slots : *num_items;
+  }
   __device__ __forceinline__ ExpertItem item(unsigned index) const {
     if (items != nullptr) {
       return items[index];

@@ -62,6 +62,39 @@ struct StreamPlan {
   }
 };
 
+/// The most threads of a CTA of the decode path with rings: alone on an SM, a thread has 128
+/// registers.
+inline constexpr int kRingThreads = 512;
+
+/// Bytes of the barriers before the stages of a CTA's rings, and of a row of inputs behind them:
+/// rows begin 64 bytes apart modulo 128, so that two of them meet in no bank.
+[[nodiscard]] constexpr int ring_barrier_bytes(int warps, int stages) {
+  return (8 * warps * stages + 127) / 128 * 128;
+}
+[[nodiscard]] constexpr int ring_row_bytes(int k_tiles) {
+  return k_tiles * 128 + 64;
+}
+
+/// A segment's sums of a block of 16 outputs, two tokens.
+inline constexpr int kRingSumBytes = 128;
+/// Down and combine in one kernel: a segment of hidden, in the stage; and what a CTA keeps of a
+/// slot: RingSlot, and its 16 outputs.
+inline constexpr int kRingHiddenBytes = 512;
+inline constexpr int kRingSlotBytes = 16 + 64;
+
+/// The decode path of FP4 experts (ring.cuh): a CTA's warps share the segments of a unit of some
+/// blocks of 16 outputs, one unit after the other.
+struct RingPlan {
+  int warps = 1;
+  int stages = 1;  // of a warp's ring
+  int tokens = 1;  // of a work item, at most
+  std::int64_t ctas = 1;
+  std::int64_t smem_bytes = 0;
+
+  /// Sums are kept for two tokens at a time.
+  [[nodiscard]] constexpr int token_pairs() const { return (tokens + 1) / 2; }
+};
+
 /// Blocks of 16 outputs that one warp of the decode path computes: packed weights are so small that
 /// one block a warp would leave too few bytes under way.
 [[nodiscard]] constexpr int stream_blocks(WeightFormat format) {
