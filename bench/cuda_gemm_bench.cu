@@ -1,5 +1,6 @@
 // cuda_gemm_bench — linear layers and routed experts of K3's shapes on the tensor cores.
-//   cuda_gemm_bench [linear] [experts] [FORMAT ...]     formats: bf16 fp8 mxfp4 nvfp4
+//   cuda_gemm_bench [linear] [experts] [FORMAT ...] [SHAPE ...] [variant=N]
+// formats: bf16 fp8 mxfp4 nvfp4; shapes of experts: k3 mid mini
 // Random weights, made on the GPU in the packed layout and rotated so that they come from memory;
 // us is the best of several replays of a graph of many calls, divided by the calls. Beside each
 // time: err    the largest |y - fp64 reference| / sum of |products| over sampled outputs (1e-6 is
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/experts/choose_experts.h"
 #include "backends/cuda/experts/tensor.h"
 #include "backends/cuda/gemm/tensor.h"
 #include "backends/cuda/runtime/check.h"
@@ -234,21 +236,25 @@ void bench_heads(Bench& b, const Shape& s) {
   }
 }
 
-constexpr std::int64_t kExperts = 896;
-constexpr std::int64_t kSlots = 16;
-constexpr std::int64_t kDim = 3584;
-constexpr std::int64_t kWidth = 3072;
+struct ExpertShape {
+  const char* name;
+  std::int64_t experts, slots, dim, width;
+};
+constexpr ExpertShape kExpertShapes[] = {
+    {"k3", 896, 16, 3584, 3072}, {"mid", 128, 8, 1024, 1024}, {"mini", 64, 8, 512, 512}};
 constexpr int kRoutings = 24;
 
 /// Distinct experts a token, as a router gives them.
-std::vector<std::int32_t> random_ids(std::int64_t tokens, std::uint64_t seed) {
+std::vector<std::int32_t> random_ids(const ExpertShape& s, std::int64_t tokens,
+                                     std::uint64_t seed) {
   std::vector<std::int32_t> ids;
   std::uint64_t state = seed * 2654435761ULL + 12345;
   for (std::int64_t t = 0; t < tokens; ++t) {
     std::set<std::int32_t> chosen;
-    while (chosen.size() < kSlots) {
+    while (std::ssize(chosen) < s.slots) {
       state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-      const auto id = static_cast<std::int32_t>((state >> 33) % kExperts);
+      const auto id =
+          static_cast<std::int32_t>((state >> 33) % static_cast<std::uint64_t>(s.experts));
       if (chosen.insert(id).second) {
         ids.push_back(id);
       }
@@ -258,15 +264,17 @@ std::vector<std::int32_t> random_ids(std::int64_t tokens, std::uint64_t seed) {
 }
 
 struct Layer {
+  const ExpertShape& shape;
   std::vector<PackedWeight> w1, w3, w2;
   Storage pointers;  // of w1, then w3, then w2, in device memory
 
-  Layer(Bench& b, WeightFormat format) : pointers(3 * kExperts * 8, b.device) {
+  Layer(Bench& b, WeightFormat format, const ExpertShape& s)
+      : shape(s), pointers(3 * s.experts * 8, b.device) {
     std::vector<const std::uint8_t*> host;
-    for (std::uint32_t e = 0; e < kExperts; ++e) {
-      w1.push_back(random_weight(b, format, kWidth, kDim, 6 * e + 10));
-      w3.push_back(random_weight(b, format, kWidth, kDim, 6 * e + 12));
-      w2.push_back(random_weight(b, format, kDim, kWidth, 6 * e + 14));
+    for (std::uint32_t e = 0; e < static_cast<std::uint32_t>(s.experts); ++e) {
+      w1.push_back(random_weight(b, format, s.width, s.dim, 6 * e + 10));
+      w3.push_back(random_weight(b, format, s.width, s.dim, 6 * e + 12));
+      w2.push_back(random_weight(b, format, s.dim, s.width, 6 * e + 14));
     }
     for (const auto* list : {&w1, &w3, &w2}) {
       for (const PackedWeight& w : *list) {
@@ -276,68 +284,115 @@ struct Layer {
     b.device.upload(pointers.data(), host.data(), host.size() * 8);
   }
   [[nodiscard]] const std::uint8_t* const* list(int number) const {
-    return pointers.as<const std::uint8_t*>().data() + number * kExperts;
+    return pointers.as<const std::uint8_t*>().data() + number * shape.experts;
   }
 };
 
 /// The first token's output against the reference.
 float check_experts(Bench& b, const Layer& layer, const float* x, const std::int32_t* ids,
                     const float* weights, const float* out) {
+  const ExpertShape& s = layer.shape;
   const WeightFormat format = layer.w1[0].format;
-  Storage hidden(kSlots * kWidth * 4, b.device);
+  Storage hidden(s.slots * s.width * 4, b.device);
   b.device.zero(b.word(), 4);
-  hidden_kernel<<<dim3(kWidth, kSlots), kThreads, 0, b.device.stream()>>>(
-      HiddenSample{format, layer.list(0), layer.list(1), tensor_shape(format, kWidth, kDim), ids, x,
-                   hidden.as<float>().data(), SituParams{}});
+  hidden_kernel<<<dim3(static_cast<unsigned>(s.width), static_cast<unsigned>(s.slots)), kThreads, 0,
+                  b.device.stream()>>>(HiddenSample{format, layer.list(0), layer.list(1),
+                                                    tensor_shape(format, s.width, s.dim), ids, x,
+                                                    hidden.as<float>().data(), SituParams{}});
   b.device.launched("hidden");
-  check_out_kernel<<<kDim, kThreads, 0, b.device.stream()>>>(
-      OutSample{format, layer.list(2), tensor_shape(format, kDim, kWidth), ids, weights,
-                static_cast<int>(kSlots), hidden.as<float>().data(), out, b.word()});
+  check_out_kernel<<<static_cast<unsigned>(s.dim), kThreads, 0, b.device.stream()>>>(
+      OutSample{format, layer.list(2), tensor_shape(format, s.dim, s.width), ids, weights,
+                static_cast<int>(s.slots), hidden.as<float>().data(), out, b.word()});
   b.device.launched("check");
   return as_float(b.read_word());
 }
 
-void bench_experts(Bench& b, WeightFormat format) {
-  const Layer layer(b, format);
+struct Variant {
+  const char* name;
+  ExpertsTuning tuning;
+};
+constexpr Variant kVariants[] = {
+    {"stream", {.ring = false}},          {"ring16", {}},
+    {"ring16 s3", {.stages = 3}},         {"ring8", {.warps = 8}},
+    {"ring16 unfused", {.fused = false}}, {"ring16 fused12", {.fused_warps = 12}},
+};
+
+/// One variant's rows; `first`: the first variant's output for one row.
+void bench_variant(Bench& b, const Layer& layer, const Variant& variant, Storage& first,
+                   std::int64_t most_rows) {
+  const ExpertShape& s = layer.shape;
+  const WeightFormat format = layer.w1[0].format;
   const ExpertWeights experts{layer.w1, layer.w3, layer.w2};
   const double expert_bytes = 2.0 * static_cast<double>(layer.w1[0].data.size_bytes()) +
                               static_cast<double>(layer.w2[0].data.size_bytes());
-  constexpr std::int64_t kMostRows = 4096;
-  Storage x(kMostRows * kDim * 4, b.device);
-  Storage out(kMostRows * kDim * 4, b.device);
-  Storage first(kDim * 4, b.device);
-  Storage weights(kMostRows * kSlots * 4, b.device);
+  Storage x(most_rows * s.dim * 4, b.device);
+  Storage out(most_rows * s.dim * 4, b.device);
+  Storage weights(most_rows * s.slots * 4, b.device);
   fill(b, x.data(), x.size_bytes(), Fill::kActivations, 1);
   fill(b, weights.data(), weights.size_bytes(), Fill::kActivations, 2);
-  for (const std::int64_t rows : {1, 2, 8, 16, 64, 128, 256, 512, 2048, 4096}) {
+  for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 128, 256, 512, 2048, 4096}) {
+    if (rows > most_rows) {
+      break;
+    }
     const int routings = rows <= 64 ? kRoutings : 4;
     std::vector<Storage> ids;
     double distinct = 0;
     for (int i = 0; i < routings; ++i) {
-      const std::vector<std::int32_t> host = random_ids(rows, static_cast<std::uint64_t>(i));
+      const std::vector<std::int32_t> host = random_ids(s, rows, static_cast<std::uint64_t>(i));
       distinct += static_cast<double>(std::set(host.begin(), host.end()).size()) / routings;
-      ids.emplace_back(rows * kSlots * 4, b.device);
+      ids.emplace_back(rows * s.slots * 4, b.device);
       b.device.upload(ids.back().data(), host.data(), host.size() * 4);
     }
-    const F32Mat outs(out.as<float>().data(), {rows, kDim});
+    const F32Mat outs(out.as<float>().data(), {rows, s.dim});
     const auto call = [&](int i) {
       const Storage& routing = ids[static_cast<std::size_t>(i % routings)];
-      tensor_experts(b.ctx, outs, ConstF32Mat(x.as<float>().data(), {rows, kDim}),
-                     ConstI32Mat(routing.as<std::int32_t>().data(), {rows, kSlots}),
-                     ConstF32Mat(weights.as<float>().data(), {rows, kSlots}), experts,
+      tensor_experts(b.ctx, outs, ConstF32Mat(x.as<float>().data(), {rows, s.dim}),
+                     ConstI32Mat(routing.as<std::int32_t>().data(), {rows, s.slots}),
+                     ConstF32Mat(weights.as<float>().data(), {rows, s.slots}), experts,
                      SituParams{});
     };
+    experts_tuning = variant.tuning;
     const double us = time_us(b, routings, call);
     call(0);
     const float error =
         check_experts(b, layer, x.as<float>().data(), ids[0].as<std::int32_t>().data(),
                       weights.as<float>().data(), outs.data());
-    if (rows == 1) {
-      b.device.copy(first.data(), out.data(), kDim * 4);
+    if (first.size_bytes() == 0) {
+      first = Storage(s.dim * 4, b.device);
+      b.device.copy(first.data(), out.data(), static_cast<std::size_t>(s.dim) * 4);
     }
-    const unsigned differ = count_different(b, first.as<float>().data(), outs.data(), kDim);
-    print_row({std::string(name_of(format)) + " experts", rows, us, distinct * expert_bytes,
-               2.0 * 3 * static_cast<double>(rows * kSlots * kDim) * kWidth, error, differ});
+    const unsigned differ = count_different(b, first.as<float>().data(), outs.data(), s.dim);
+    print_row({std::string(name_of(format)) + " " + s.name + " " + variant.name, rows, us,
+               distinct * expert_bytes,
+               2.0 * 3 * static_cast<double>(rows * s.slots * s.dim) * static_cast<double>(s.width),
+               error, differ});
+    if (rows <= 16) {  // each launch by itself; work items' are with gate_up
+      double part_us[3] = {};
+      for (unsigned part = 0; part < 3; ++part) {
+        if (part == 2 && rows == 1 && variant.tuning.ring && variant.tuning.fused) {
+          break;  // no launch
+        }
+        experts_tuning.parts = 1U << part;
+        part_us[part] = time_us(b, routings, call);
+      }
+      std::printf("    items + gate_up %.2f   items + down %.2f   items + combine %.2f\n",
+                  part_us[0], part_us[1], part_us[2]);
+    }
+  }
+  experts_tuning = {};
+}
+
+void bench_experts(Bench& b, WeightFormat format, const ExpertShape& shape,
+                   const std::vector<std::string>& args) {
+  const Layer layer(b, format, shape);
+  Storage first;
+  const bool fp4 = format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
+  const auto chosen = std::find_if(args.begin(), args.end(),
+                                   [](const std::string& a) { return a.starts_with("variant="); });
+  for (int i = 0; i < static_cast<int>(std::size(kVariants)); ++i) {
+    if (chosen == args.end() ? fp4 || i == 0 : std::stoi(chosen->substr(8)) == i) {
+      bench_variant(b, layer, kVariants[i], first, i == 1 ? 4096 : 64);
+    }
   }
 }
 
@@ -375,7 +430,13 @@ int run(const std::vector<std::string>& args) {
     }
     if ((has("experts") || !has("linear")) &&
         (wanted || (any_format && format == WeightFormat::kNvFp4))) {
-      bench_experts(b, format);
+      for (const ExpertShape& shape : kExpertShapes) {
+        const bool named = std::any_of(std::begin(kExpertShapes), std::end(kExpertShapes),
+                                       [&](const ExpertShape& s) { return has(s.name); });
+        if (named ? has(shape.name) : std::string(shape.name) == "k3") {
+          bench_experts(b, format, shape, args);
+        }
+      }
     }
   }
   return 0;

@@ -89,8 +89,7 @@ __device__ inline double weight_at(WeightFormat format, const std::uint8_t* data
     case WeightFormat::kMxFp4:
     case WeightFormat::kNvFp4: {
       const std::uint32_t word = reinterpret_cast<const std::uint32_t*>(element)[lane * 4 + step];
-      const int nibble = (index % 2 == 0 ? 3 : 7) - index / 2;
-      const double code = e2m1(word >> (4 * nibble) & 15U);
+      const double code = e2m1(fp4_code(word, index));
       if (format == WeightFormat::kMxFp4) {
         const int e8m0 = scales[tile * 32 + half_row * 2 + step / 2];
         return code * exp2(e8m0 - 127.0);

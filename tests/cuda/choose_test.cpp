@@ -211,7 +211,7 @@ TEST(ChooseExperts, DecodeStreamsAndPrefillTiles) {
       const auto config = choose_experts(k3_experts(tokens), gpu(sms));
       ASSERT_TRUE(config.has_value());
       EXPECT_TRUE(config->stream) << tokens;
-      EXPECT_EQ(config->chunk, kMaxStreamRows);
+      EXPECT_EQ(config->chunk, std::min(tokens, kMaxStreamRows));
       expect_stream_plan(config->gate_up, tensor_shape(WeightFormat::kNvFp4, 3072, 3584));
       expect_stream_plan(config->down, tensor_shape(WeightFormat::kNvFp4, 3584, 3072));
       EXPECT_EQ(config->gate_up.cluster, 1);

@@ -22,7 +22,8 @@ bool is_fp4(WeightFormat format) {
   return format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
 }
 
-constexpr std::int64_t kSmemOfCta = 1024;  // what a CTA takes beside its own
+constexpr std::int64_t kSmemOfSystem = 1024;              // of every CTA, beside its own
+constexpr std::int64_t kSmemOfCta = kSmemOfSystem + 128;  // and what kernels declare themselves
 constexpr int kRingWarps = kRingThreads / 32;
 
 /// Bytes of a stage that holds a segment of `blocks` blocks.
@@ -34,7 +35,7 @@ std::int64_t stage_bytes(WeightFormat format, int blocks) {
 /// As many stages as there is room for with `ctas` CTAs on an SM; 0: not even one.
 int choose_stages(std::int64_t fixed_bytes, std::int64_t warp_stage_bytes, int most, int ctas,
                   const DeviceInfo& info) {
-  const std::int64_t room = (info.smem_per_block + kSmemOfCta) / ctas - kSmemOfCta - fixed_bytes;
+  const std::int64_t room = (info.smem_per_block + kSmemOfSystem) / ctas - kSmemOfCta - fixed_bytes;
   return static_cast<int>(std::clamp<std::int64_t>(room / warp_stage_bytes, 0, most));
 }
 
@@ -133,7 +134,7 @@ std::optional<ExpertsConfig> choose_experts(const ExpertsDesc& desc, const Devic
       config.stream = true;
       config.gate_up = *gate_up;
       config.down = *down;
-      config.chunk = static_cast<int>(kMaxStreamRows);
+      config.chunk = static_cast<int>(std::min(desc.tokens, kMaxStreamRows));
     }
   }
   if (!config.stream) {

@@ -9,9 +9,9 @@
 
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/situ.cuh"
-#include "backends/cuda/gemm/launch.cuh"
 #include "backends/cuda/gemm/ring.cuh"
 #include "backends/cuda/gemm/stream.cuh"
+#include "backends/cuda/launch.cuh"
 
 namespace tandem::cuda {
 
@@ -117,8 +117,13 @@ __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
     ahead_segment += plan.warps;
     if (ahead_segment >= shape.segments) {
       ahead_segment = warp;
+      const int before = ahead.item;
       ahead.next(work, units);
-      aim();
+      if (ahead.item == before && (ahead.unit + 1) * Op::kUnitBlocks <= shape.row_blocks) {
+        source.from += static_cast<unsigned>(Op::kUnitBlocks * shape.k_tiles) * source.step;
+      } else {
+        aim();
+      }
     }
   };
   for (int i = 0; i < plan.stages; ++i) {
@@ -222,6 +227,7 @@ struct RingGateUp {
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kRingThreads, 1)
     ring_gate_up(const __grid_constant__ GateUpArgs p) {
+  begin_kernel();
   walk_units<F, kWhole>(RingGateUp<F, kWhole>{p}, p.work, p.shape, p.ring);
 }
 
@@ -264,6 +270,7 @@ struct RingDown {
 
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kRingThreads, 1) ring_down(const __grid_constant__ DownArgs p) {
+  begin_kernel();
   walk_units<F, kWhole>(RingDown<F, kWhole>{p}, p.work, p.shape, p.ring);
 }
 
@@ -301,9 +308,10 @@ struct SlotWalk {
 
 /// out = the weighted sum over slots of hidden w2^T, one token: a CTA has 16 outputs, all slots'
 /// segments spread over its warps. hidden is in the order of ring_place.
-template <WeightFormat F>
+template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kRingThreads, 1)
     ring_down_combine(const __grid_constant__ DownArgs p) {
+  begin_kernel();
   using Stage = RingStage<F, 1, kRingHiddenBytes>;
   constexpr auto kHiddenTile = static_cast<unsigned>(kTileInputs * 2);
   constexpr unsigned kTileSum =
@@ -344,7 +352,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     source.from = lane == 2 ? reinterpret_cast<const std::uint8_t*>(p.hidden.row(ahead.slot))
                             : slots[ahead.slot].data + place;
     const int tile = ahead.segment * Stage::kTiles;
-    ring.put(source, 3, kTileSum, tile, min(Stage::kTiles, shape.k_tiles - tile));
+    ring.put(source, 3, kTileSum, tile,
+             kWhole ? Stage::kTiles : min(Stage::kTiles, shape.k_tiles - tile));
     ahead.next(slots, p.slots, shape.segments, plan.warps);
   };
   for (int i = 0; i < plan.stages; ++i) {
@@ -355,8 +364,8 @@ __global__ void __launch_bounds__(kRingThreads, 1)
     RingTiles<F, 1> tiles;
     tiles.load(stage, lane);
     float acc[1][4] = {};
-    multiply_ring_tiles<F, 1, false>(acc, tiles, stage + Stage::kBlockBytes + lane % 4 * 16,
-                                     shape.k_tiles - at.segment * Stage::kTiles);
+    multiply_ring_tiles<F, 1, kWhole>(acc, tiles, stage + Stage::kBlockBytes + lane % 4 * 16,
+                                      shape.k_tiles - at.segment * Stage::kTiles);
     __syncwarp();  // the stage is read
     ring.next();
     put();
@@ -389,7 +398,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 
 [[nodiscard]] inline Launch ring_launch(const RingPlan& plan) {
   return {.grid = dim3(static_cast<unsigned>(plan.ctas)),
-          .threads = 32 * plan.warps,
+          .block = static_cast<unsigned>(32 * plan.warps),
           .smem_bytes = plan.smem_bytes};
 }
 
@@ -403,11 +412,12 @@ void launch_ring_gate_up(const ExecCtx& ctx, const GateUpArgs& args) {
 template <WeightFormat F>
 void launch_ring_down(const ExecCtx& ctx, const ExpertsConfig& config, const DownArgs& args) {
   const bool whole = args.shape.in % segment_inputs(F) == 0;
-  launch(ctx, "experts",
-         config.fused ? ring_down_combine<F>
-         : whole      ? ring_down<F, true>
-                      : ring_down<F, false>,
-         ring_launch(args.ring), args);
+  if (config.fused) {
+    return launch(ctx, "experts", whole ? ring_down_combine<F, true> : ring_down_combine<F, false>,
+                  ring_launch(args.ring), args);
+  }
+  launch(ctx, "experts", whole ? ring_down<F, true> : ring_down<F, false>, ring_launch(args.ring),
+         args);
 }
 
 }  // namespace tandem::cuda

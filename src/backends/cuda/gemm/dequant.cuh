@@ -2,11 +2,10 @@
 // BF16    as stored.
 // FP8     sign and magnitude moved to a bf16's places, 2^-120 too small, times 2^120. The block
 //         scale (fp32) is for the caller, after the multiplication. Codes of NaN are not decoded.
-// FP4     two pairs of nibbles a multiplication: nibble * (2^8 + 2^2), or * (2^12 + 2^6), puts the
-// sign
-//         at bit 15 and a copy of the magnitude at bits 8 .. 6, where bf16 has its exponent's two
-//         low bits and its first fraction bit: code * 2^-126, the code of 0.5 as a subnormal.
-//         (Shifts and masks alone would use the ALU, which runs at half rate, twice as much.)
+// FP4     a shift and a mask put the sign at bit 15 and the magnitude at bits 8 .. 6, where bf16
+// has
+//         its exponent's two low bits and its first fraction bit (fp4_word): code * 2^-126, the
+//         code of 0.5 as a subnormal.
 // NVFP4   times the block scale times 2^119: code * scale * 2^-7, so that one multiplication a
 // weight
 //         does; the sum is multiplied by 2^7 with scale_2 (sum_factor). At most 6 significant bits.
@@ -191,13 +190,12 @@ __device__ __forceinline__ void a_fragment(std::uint32_t (&a)[4], const RawTile<
   } else {
     constexpr std::uint32_t kKept = 0x81C081C0U;
     constexpr std::integral_constant<int, kStep> step{};
-    const uint4& w = raw.words[0];
-    const std::uint32_t low = kStep == 0 ? w.x : kStep == 1 ? w.y : kStep == 2 ? w.z : w.w;
-    const std::uint32_t high = low >> 8;
-    a[0] = fp4_scaled<F>(((high & 0x00F000F0U) * 0x0104U) & kKept, scales, step, false);
-    a[1] = fp4_scaled<F>(((high & 0x000F000FU) * 0x1040U) & kKept, scales, step, true);
-    a[2] = fp4_scaled<F>(((low & 0x00F000F0U) * 0x0104U) & kKept, scales, step, false);
-    a[3] = fp4_scaled<F>(((low & 0x000F000FU) * 0x1040U) & kKept, scales, step, true);
+    const uint4& v = raw.words[0];
+    const std::uint32_t w = kStep == 0 ? v.x : kStep == 1 ? v.y : kStep == 2 ? v.z : v.w;
+    a[0] = fp4_scaled<F>((w << 6) & kKept, scales, step, false);
+    a[1] = fp4_scaled<F>((w << 2) & kKept, scales, step, true);
+    a[2] = fp4_scaled<F>(__funnelshift_r(w, w, 4) & kKept, scales, step, false);
+    a[3] = fp4_scaled<F>((w & 0x81808180U) | ((w >> 8) & 0x00400040U), scales, step, true);
   }
 }
 

@@ -9,9 +9,8 @@
 //     a2 a3: row g + 8, inputs 2t, 2t+1        a6 a7: row g + 8, inputs 2t+8, 2t+9
 // BF16    2,048 bytes a tile: [step][lane] of a0 .. a7
 // FP8     1,024 bytes a tile: [step / 2][lane] of two steps' a0 .. a7, one byte each
-// FP4       512 bytes a tile: [lane] of four steps, one 32-bit word each; a(2r) in nibble 3 - r and
-//           a(2r + 1) in nibble 7 - r, so that two masks and a shift give two bf16
-//           (gemm/dequant.cuh)
+// FP4       512 bytes a tile: [lane] of four steps, one 32-bit word each; a code's bits lie where
+//           one shift and one mask move two codes to the places that bf16 has for them (fp4_word)
 // Scales of FP4, one record a tile: NVFP4 64 bytes, [g] of row g's four e4m3 codes, then row g +
 // 8's; MXFP4 32 bytes, [g] of row g's two e8m0 codes, then row g + 8's. Of FP8: fp32, as in the
 // checkpoint. Rows and inputs beyond the weight's are zeros.
@@ -77,6 +76,41 @@ inline constexpr std::int64_t kTileInputs = 64;
   const int lane = (row % 8) * 4 + (in_step % 8) / 2;
   const int index = (in_step / 8) * 4 + (row / 8) * 2 + in_step % 2;
   return (step * 32 + lane) * 8 + index;
+}
+
+/// FP4 code `code` as element a(index) of a step's word, other bits 0. A code's magnitude belongs
+/// at bits 8 .. 6 of a bf16 and its sign at bit 15. Of the pairs a(2r), a(2r + 1), in the low and
+/// the high half: r = 0 is there after a shift to the left by 6, 1 after one by 2, 2 after a
+/// rotation to the right by 4; of 3 only the lowest bit must move, to the right by 8.
+[[nodiscard]] constexpr std::uint32_t fp4_word(std::uint32_t code, int index) {
+  const std::uint32_t magnitude = code & 7U;
+  const std::uint32_t sign = code >> 3 & 1U;
+  const int half = index % 2 * 16;
+  switch (index / 2) {
+    case 0:
+      return (magnitude | sign << 9) << half;
+    case 1:
+      return (magnitude << 4 | sign << 13) << half;
+    case 2:
+      return magnitude << (10 + half) | sign << (19 - half);
+    default:
+      return ((magnitude & 1U) << 14 | magnitude >> 1 << 7 | sign << 15) << half;
+  }
+}
+/// Element a(index) of such a word.
+[[nodiscard]] constexpr std::uint32_t fp4_code(std::uint32_t word, int index) {
+  const int half = index % 2 * 16;
+  const std::uint32_t own = word >> half;
+  switch (index / 2) {
+    case 0:
+      return (own & 7U) | (own >> 9 & 1U) << 3;
+    case 1:
+      return (own >> 4 & 7U) | (own >> 13 & 1U) << 3;
+    case 2:
+      return (own >> 10 & 7U) | (word >> (19 - half) & 1U) << 3;
+    default:
+      return (own >> 14 & 1U) | (own >> 7 & 3U) << 1 | (own >> 15 & 1U) << 3;
+  }
 }
 
 /// Tensor-core products are summed over this many inputs by one chain of mma instructions, and the

@@ -108,8 +108,7 @@ __device__ unsigned tile_word(const PackArgs& args, std::int64_t n, std::int64_t
     }
   } else {  // [lane] of a word a step
     for (int i = 0; i < 8; ++i) {
-      const int nibble = (i % 2 == 0 ? 3 : 7) - i / 2;
-      word |= stored<kFormat>(args, n, k, lane, w, i) << 4 * nibble;
+      word |= fp4_word(stored<kFormat>(args, n, k, lane, w, i), i);
     }
   }
   return word;

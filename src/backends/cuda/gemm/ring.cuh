@@ -53,9 +53,11 @@ class Ring {
     full_ = reinterpret_cast<std::uint64_t*>(smem) + warp * stages;
     bytes_ = smem + ring_barrier_bytes(warps, stages) + warp * stages * Stage::kBytes;
     if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
       for (int i = 0; i < stages; ++i) {
         ptx::mbarrier_init(full_ + i, 1);
       }
+      ptx::mbarrier_init_fence();
     }
     __syncwarp();
   }

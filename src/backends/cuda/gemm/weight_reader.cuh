@@ -106,9 +106,8 @@ __device__ __forceinline__ std::uint8_t fp4_code(const std::uint8_t* data, const
   const int place = place_in_tile(at.row, at.input);
   const int step = place / 256;
   const int lane = place / 8 % 32;
-  const int nibble = (place % 2 == 0 ? 3 : 7) - place % 8 / 2;
-  const std::uint8_t byte = data[at.tile * 512 + lane * 16 + step * 4 + nibble / 2];
-  return static_cast<std::uint8_t>(nibble % 2 == 0 ? byte & 15U : byte >> 4U);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(data + at.tile * 512);
+  return static_cast<std::uint8_t>(fp4_code(words[lane * 4 + step], place % 8));
 }
 
 struct Fp4Raw {

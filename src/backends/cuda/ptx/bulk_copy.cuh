@@ -11,12 +11,15 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// mbarrier.init, then visible to the copy engine; to other threads after a barrier.
+/// mbarrier.init. For other threads: after a barrier.
 __device__ __forceinline__ void mbarrier_init(std::uint64_t* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :
                : "r"(shared_address(barrier)), "r"(arrivals)
                : "memory");
+}
+/// fence.mbarrier_init: barriers that this thread has set up exist for the copy engine.
+__device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
