@@ -88,7 +88,9 @@ struct L2Norm {
   __device__ Factors factors(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {
     return {};
   }
-  __device__ static float value(float x, float scale, const Factors&, int) { return x * scale; }
+  __device__ static float value(float x, float scale, const Factors&, int) {
+    return x * scale;
+  }
 };
 
 __device__ __forceinline__ float add_squares(float sum, const Quad& x) {

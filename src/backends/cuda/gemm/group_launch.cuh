@@ -10,7 +10,7 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kMaxGroupLayers = 8;  // of one launch
+inline constexpr int kMaxGroupLayers = 16;  // of one launch
 
 struct GroupLayer {
   const std::uint8_t* weight;  // PackedWeight::data

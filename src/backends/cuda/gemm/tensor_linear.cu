@@ -154,10 +154,52 @@ void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls, Bf16Row
   launch_group_format(ctx, calls.front().w->format, *config, args);
 }
 
+/// Up to this many rows a small weight is streamed for eight of them at a time: read again from the
+/// second-level cache, it is still sooner there than through activations in bf16 and a tile.
+constexpr std::int64_t kMostPieceRows = 16;
+constexpr std::int64_t kSmallWeightBytes = std::int64_t{16} << 20;
+
+bool streams_in_pieces(const LinearCall& call) {
+  const std::int64_t rows = call.x.size(0);
+  return rows <= kMaxStreamRows ||
+         (rows <= kMostPieceRows && call.w->data.size_bytes() <= kSmallWeightBytes);
+}
+
+/// The calls of a format that one launch can take, launched when it is full.
+class StreamedCalls {
+ public:
+  explicit StreamedCalls(Bf16Rows& bf16_rows) : bf16_rows_(bf16_rows) {}
+
+  void add(const ExecCtx& ctx, const LinearCall& call) {
+    for (std::int64_t begin = 0; begin < call.x.size(0); begin += kMaxStreamRows) {
+      const std::int64_t count = std::min(kMaxStreamRows, call.x.size(0) - begin);
+      calls_[count_++] = {call.y.rows(begin, count), call.x.rows(begin, count), call.w};
+      if (count_ == calls_.size()) {
+        launch(ctx);
+      }
+    }
+  }
+  void launch(const ExecCtx& ctx) {
+    if (count_ > 0) {
+      stream_group(ctx, std::span(calls_).first(count_), bf16_rows_);
+      count_ = 0;
+    }
+  }
+
+ private:
+  Bf16Rows& bf16_rows_;
+  std::array<LinearCall, kMaxGroupLayers> calls_;
+  std::size_t count_ = 0;
+};
+
 }  // namespace
 
 void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
                    bool accumulate) {
+  const LinearCall call{y, x, &w};
+  if (!accumulate && x.size(0) > kMaxStreamRows && streams_in_pieces(call)) {
+    return tensor_linear_group(ctx, {&call, 1});
+  }
   const ArenaScope scope(*ctx.workspace);
   Bf16Rows bf16_rows;
   linear_mat(ctx, y, x, w, accumulate, bf16_rows);
@@ -168,25 +210,18 @@ void tensor_linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) 
   Bf16Rows bf16_rows;
   for (const WeightFormat format :
        {WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxFp4, WeightFormat::kNvFp4}) {
-    std::array<LinearCall, kMaxGroupLayers> group;
-    std::size_t count = 0;
+    StreamedCalls streamed(bf16_rows);
     for (const LinearCall& call : calls) {
       if (call.w->format != format || call.y.empty()) {
         continue;
       }
-      if (call.x.size(0) > kMaxStreamRows) {
+      if (streams_in_pieces(call)) {
+        streamed.add(ctx, call);
+      } else {
         linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
-        continue;
-      }
-      group[count++] = call;
-      if (count == group.size()) {
-        stream_group(ctx, std::span(group).first(count), bf16_rows);
-        count = 0;
       }
     }
-    if (count > 0) {
-      stream_group(ctx, std::span(group).first(count), bf16_rows);
-    }
+    streamed.launch(ctx);
   }
 }
 
