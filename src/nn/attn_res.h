@@ -3,6 +3,7 @@
 #pragma once
 
 #include "nn/parameter.h"
+#include "nn/rms_norm.h"
 #include "ops/attn_res.h"
 
 namespace tandem::nn {
@@ -12,8 +13,11 @@ struct AttnRes {
   Parameter* proj = nullptr;  // [1, D]
   float eps = 1e-5F;
 
-  void forward(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources) const {
-    ops::attn_res(ctx, out, sources, norm->value_vec(), proj->value_vec(), eps);
+  /// out = the aggregate, x = after(out); `out` may be a default view, which is not written.
+  void forward(const ExecCtx& ctx, F32Mat out, F32Mat x, std::span<const ConstF32Mat> sources,
+               const RmsNorm& after) const {
+    ops::attn_res(ctx, out, {x, after.weight->value_vec(), after.eps}, sources, norm->value_vec(),
+                  proj->value_vec(), eps);
   }
   /// d_sources are accumulated.
   void backward(const ExecCtx& ctx, std::span<const F32Mat> d_sources, ConstF32Mat d_out,

@@ -20,14 +20,19 @@ bool all_rows_like(std::span<const Mat> sources, ConstF32Mat like) {
 
 }  // namespace
 
-void attn_res(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
-              ConstF32Vec u, float eps) {
+void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+              std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
   TDM_CHECK(!sources.empty() && sources.size() <= kMaxSources, sources.size());
-  TDM_CHECK(rows_contiguous(out) && all_rows_like(sources, out), out.size(0), out.size(1));
-  TDM_CHECK(vec_of(w, out.size(1)) && vec_of(u, out.size(1)), w.size(0), u.size(0), out.size(1));
+  const bool only_normed = norm.wanted() && out.size(1) == 0;
+  const F32Mat& result = only_normed ? norm.y : out;
+  const std::int64_t dim = result.size(1);
+  TDM_CHECK(rows_contiguous(result) && all_rows_like(sources, result), result.size(0), dim);
+  TDM_CHECK(vec_of(w, dim) && vec_of(u, dim), w.size(0), u.size(0), dim);
+  TDM_CHECK(!norm.wanted() || (rows_like(norm.y, result) && vec_of(norm.w, dim)), norm.y.size(0),
+            norm.y.size(1), norm.w.size(0), dim);
   TDM_CHECK(ctx.ops->attn_res.aggregate != nullptr);
   const ProfileScope scope(ctx.profiler, "attn_res");
-  ctx.ops->attn_res.aggregate(ctx, out, sources, w, u, eps);
+  ctx.ops->attn_res.aggregate(ctx, out, norm, sources, w, u, eps);
 }
 
 void attn_res_bwd(const ExecCtx& ctx, std::span<const F32Mat> d_sources, F32Vec d_w, F32Vec d_u,

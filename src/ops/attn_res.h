@@ -9,9 +9,18 @@
 
 namespace tandem {
 
+/// The RMSNorm (ops/norm.h) that follows an aggregate. Not wanted: a default one.
+struct AttnResNorm {
+  F32Mat y;       // [T, D]
+  ConstF32Vec w;  // [D]
+  float eps = 0;
+
+  [[nodiscard]] bool wanted() const { return y.size(1) > 0; }
+};
+
 struct AttnResOps {
-  void (*aggregate)(const ExecCtx&, F32Mat out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
-                    ConstF32Vec u, float eps);
+  void (*aggregate)(const ExecCtx&, F32Mat out, const AttnResNorm& norm,
+                    std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps);
   void (*aggregate_bwd)(const ExecCtx&, std::span<const F32Mat> d_sources, F32Vec d_w, F32Vec d_u,
                         ConstF32Mat d_out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
                         ConstF32Vec u, float eps);
@@ -20,10 +29,12 @@ struct AttnResOps {
 namespace ops {
 
 /// s_i = rms-normalised source i . (w * u); p = softmax_i(s); out = sum_i p_i source_i, per row.
-/// Shapes: out and each of the n sources [T, D] (bank rows in order, the prefix sum last); w, u
-/// [D]; 1 <= n <= 32. With n = 1 the result is the row itself.   Aliasing: none.
-void attn_res(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
-              ConstF32Vec u, float eps);
+/// norm.y = out (mean(out^2) + norm.eps)^-1/2 * norm.w, if wanted: a row reduced in a fixed order,
+/// which need not be the order of ops::rms_norm(). `out` may then be a default view: it is not
+/// wanted. Shapes: out and each of the n sources [T, D] (bank rows in order, the prefix sum last);
+/// w, u [D]; 1 <= n <= 32. With n = 1 the result is the row itself.   Aliasing: none.
+void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+              std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps);
 /// d_sources, d_w and d_u are all ACCUMULATED (a bank row is used by every later site).
 void attn_res_bwd(const ExecCtx& ctx, std::span<const F32Mat> d_sources, F32Vec d_w, F32Vec d_u,
                   ConstF32Mat d_out, std::span<const ConstF32Mat> sources, ConstF32Vec w,

@@ -7,6 +7,7 @@
 #include "ops/op_checks.h"
 #include "ops/op_table.h"
 #include "ops/ref/attn_res_ref.h"
+#include "ops/ref/norm_ref.h"
 
 namespace tandem::test {
 namespace {
@@ -143,7 +144,7 @@ TEST(AttnRes, HandNumbers) {
   const float u[] = {0.3F, -0.2F, 0.1F, 0.4F};
   const std::vector<ConstF32Mat> sources{{a, {1, 4}}, {b, {1, 4}}, {c, {1, 4}}};
   float out[4];
-  ops::attn_res(*ctx, {out, {1, 4}}, sources, {w, {4}}, {u, {4}}, kEps);
+  ops::attn_res(*ctx, {out, {1, 4}}, {}, sources, {w, {4}}, {u, {4}}, kEps);
   const std::vector<double> expected{0.40804522, 0.51013905, 1.38885271, 2.60247157};
   EXPECT_TRUE(close(out, expected, sum_tolerance(12, 4.0)));
   const RefTensor w_ref({1, 0.5, 2, 1});
@@ -175,7 +176,7 @@ TEST(AttnRes, MatchesTheOracle) {
         RefTensor w_ref(w.as_double());
         RefTensor u_ref(u.as_double());
         Rows out(kRows, dim, pad);
-        ops::attn_res(*ctx, out.mat(), bank.views(), w.vec(), u.vec(), kEps);
+        ops::attn_res(*ctx, out.mat(), {}, bank.views(), w.vec(), u.vec(), kEps);
         RefTensor expected = RefTensor::zeros(kRows * dim);
         ref::attn_res<double>(expected.mat(dim), bank.ref_views(), w_ref.vec(), u_ref.vec(),
                               static_cast<double>(kEps));
@@ -192,6 +193,42 @@ TEST(AttnRes, MatchesTheOracle) {
                                 static_cast<double>(kEps));
           EXPECT_FALSE(close(out.values().data(), expected.values(), tolerance));
         }
+      }
+    }
+  }
+}
+
+TEST(AttnRes, NormedIsTheNormOfTheAggregate) {
+  const PoisonedContext ctx;
+  for (const std::size_t n : {1U, 2U, 9U, 11U}) {
+    for (const std::int64_t dim : {1, 17, 129, 7168, 9000}) {
+      for (const std::int64_t pad : {0, 3}) {
+        SCOPED_TRACE(testing::Message() << "n " << n << " dim " << dim << " pad " << pad);
+        Bank bank(n, kRows, dim, pad);
+        Tensor w = Tensor::normal(dim, 2, 0.1);
+        Tensor u = Tensor::normal(dim, 3, 0.1);
+        Tensor norm_w = Tensor::normal(dim, 4);
+        Rows alone(kRows, dim, pad);
+        Rows out(kRows, dim, pad);
+        Rows normed(kRows, dim, pad);
+        Rows only_normed(kRows, dim, pad);
+        const auto run = [&](F32Mat to, F32Mat norm_to) {
+          ops::attn_res(*ctx, to, {norm_to, norm_w.vec(), kEps}, bank.views(), w.vec(), u.vec(),
+                        kEps);
+        };
+        run(alone.mat(), {});
+        run(out.mat(), normed.mat());
+        run({}, only_normed.mat());
+        EXPECT_EQ(out.values(), alone.values());
+        EXPECT_EQ(only_normed.values(), normed.values());
+        EXPECT_TRUE(out.poison_intact() && normed.poison_intact());
+        RefTensor expected = RefTensor::zeros(kRows * dim);
+        RefTensor out_ref(out.values<double>());
+        RefTensor norm_w_ref(norm_w.as_double());
+        ref::rms_norm<double>(expected.mat(dim), out_ref.mat(dim), norm_w_ref.vec(),
+                              static_cast<double>(kEps));
+        EXPECT_TRUE(close(normed.values().data(), expected.values(),
+                          sum_tolerance(dim, max_abs(expected.values()))));
       }
     }
   }
@@ -327,7 +364,7 @@ TEST(AttnRes, SameBitsForAnyThreadCount) {
       Bank bank(9, rows, 129);
       Tensor w = Tensor::normal(129, 2);
       Rows out(rows, 129);
-      ops::attn_res(ctx, out.mat(), bank.views(), w.vec(), w.vec(), kEps);
+      ops::attn_res(ctx, out.mat(), {}, bank.views(), w.vec(), w.vec(), kEps);
       std::vector<float> all = out.values();
       append(all, backward(ctx, 9, rows, 129));
       return all;
@@ -342,13 +379,13 @@ TEST(AttnRes, ARowDoesNotDependOnTheOthers) {
   Tensor w = Tensor::normal(dim, 2);
   Rows batch(200, dim);
   Rows alone(1, dim);
-  ops::attn_res(*ctx, batch.mat(), bank.views(), w.vec(), w.vec(), kEps);
+  ops::attn_res(*ctx, batch.mat(), {}, bank.views(), w.vec(), w.vec(), kEps);
   for (const std::int64_t r : {0, 1, 100, 199}) {
     std::vector<ConstF32Mat> row;
     for (const ConstF32Mat& source : bank.views()) {
       row.push_back(source.rows(r, 1));
     }
-    ops::attn_res(*ctx, alone.mat(), row, w.vec(), w.vec(), kEps);
+    ops::attn_res(*ctx, alone.mat(), {}, row, w.vec(), w.vec(), kEps);
     EXPECT_TRUE(same_bits(alone.row(0), batch.row(r), dim)) << r;
   }
 }
@@ -363,7 +400,7 @@ TEST(AttnRes, EveryInstructionSetIsWithinTheBound) {
   ref::attn_res<double>(expected.mat(dim), bank.ref_views(), w_ref.vec(), w_ref.vec(), 1e-5);
   for_each_simd_target([&](const char* target) {
     Rows out(kRows, dim);
-    cpu_attn_res_ops().aggregate(*ctx, out.mat(), bank.views(), w.vec(), w.vec(), kEps);
+    cpu_attn_res_ops().aggregate(*ctx, out.mat(), {}, bank.views(), w.vec(), w.vec(), kEps);
     EXPECT_TRUE(close(out.values().data(), expected.values(), output_tolerance(bank, w_ref, w_ref)))
         << target;
   });

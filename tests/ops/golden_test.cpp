@@ -71,7 +71,7 @@ TEST(GoldenOps, AttnRes) {
       sources.emplace_back(v.data() + i * rows * dim, std::array{rows, dim});
       d_sources.emplace_back(d_v.data() + i * rows * dim, std::array{rows, dim});
     }
-    ops::attn_res(*ctx, y.mat(rows, dim), sources, norm.vec(), query.vec(), 1e-5F);
+    ops::attn_res(*ctx, y.mat(rows, dim), {}, sources, norm.vec(), query.vec(), 1e-5F);
     ops::attn_res_bwd(*ctx, d_sources, d_norm.vec(), d_query.vec(), d_y.mat(rows, dim), sources,
                       norm.vec(), query.vec(), 1e-5F);
     op.check("y", y);

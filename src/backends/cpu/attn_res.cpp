@@ -98,8 +98,8 @@ std::span<float> combined_query(const ExecCtx& ctx, ConstF32Vec w, ConstF32Vec u
   return c;
 }
 
-void aggregate(const ExecCtx& ctx, F32Mat out, Sources sources, ConstF32Vec w, ConstF32Vec u,
-               float eps) {
+void mix_rows(const ExecCtx& ctx, F32Mat out, Sources sources, ConstF32Vec w, ConstF32Vec u,
+              float eps) {
   const std::size_t n = usize(out.size(1));
   const ArenaScope scope(*ctx.workspace);
   const float* const c = combined_query(ctx, w, u).data();
@@ -122,6 +122,15 @@ void aggregate(const ExecCtx& ctx, F32Mat out, Sources sources, ConstF32Vec w, C
       });
     }
   });
+}
+
+void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm, Sources sources,
+               ConstF32Vec w, ConstF32Vec u, float eps) {
+  const F32Mat mixed = out.size(1) > 0 ? out : norm.y;  // the norm works in place as well
+  mix_rows(ctx, mixed, sources, w, u, eps);
+  if (norm.wanted()) {
+    cpu_norm_ops().rms_norm(ctx, norm.y, mixed, norm.w, norm.eps);
+  }
 }
 
 /// d_source += p d_out + a c - b x, d_c += a x.

@@ -1,9 +1,10 @@
 // attn_res.cu — Attention Residuals, forward.   Contract: ops/attn_res.h
 // Oracle: ops/ref/attn_res_ref.h
 // Traffic   each source once: up to 9 sources (of K3) of up to 8,192 columns stay in registers from
-//           their sums to the mix; what is beyond is read twice.
+//           their sums to the mix; what is beyond is read again for the mix and for each pass of
+//           the norm.
 // Numerics  fp32; a sum over columns: a thread's quads in order, lanes, warps, then blocks of the
-//           cluster; the mix is one fma chain over the sources in order.
+//           cluster; the mix is one fma chain over the sources in order. The norm's sum likewise.
 // Launch    a cluster of 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can hold or
 //           read in time (decode-kernels.md 10.2). Graph-safe.
 #include <utility>
@@ -29,7 +30,10 @@ constexpr int kBlocksPerSm = 3;  // enough loads under way while other clusters 
 constexpr std::int64_t kClusterCols = kCluster * kThreads * kQuad;
 
 struct AggregateArgs {
-  Mat<float> out;
+  Mat<float> out;     // null: not wanted
+  Mat<float> normed;  // null: not wanted
+  const float* norm_w;
+  float norm_eps;
   Sources sources;
   const float* w;
   const float* u;
@@ -80,6 +84,8 @@ struct SharedSums {
   float warps[kWarps][2 * kMaxSources];
   float block[2 * kMaxSources];
   float total[2 * kMaxSources];
+  float scratch[kWarps];
+  float squares;  // this block's, of the result
 };
 
 template <bool kMore>  // kMore: add to what this warp has put there
@@ -134,6 +140,57 @@ __device__ __forceinline__ Quad mix(const AggregateArgs& args, std::int64_t row,
   return sum;
 }
 
+/// fn(column, quad) for the calling thread's quads of the result, sum_i p_i x_i; the first of them
+/// is given. `weight`: p of source `lane`. Called by whole warps.
+template <bool kAligned, typename Fn>
+__device__ __forceinline__ void for_result(const AggregateArgs& args, std::int64_t row,
+                                           std::int64_t at, float weight, const Quad& first,
+                                           const Fn& fn) {
+  fn(at, first);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (at += kClusterCols; at - lane * kQuad < args.dim; at += kClusterCols) {
+    fn(at, mix<kAligned>(args, row, at, weight, 0, Quad{}));
+  }
+}
+
+/// The RMSNorm of the result; `first_w`: its weights of the first quad. No barrier of the cluster
+/// is under way, and none after it.
+template <bool kAligned>
+__device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums& shared,
+                                          std::int64_t row, std::int64_t at, float weight,
+                                          const Quad& first, const Quad& first_w) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  float squares = 0.0F;
+  for_result<kAligned>(args, row, at, weight, first, [&](std::int64_t, const Quad& x) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      squares = fmaf(x.v[k], x.v[k], squares);
+    }
+  });
+  squares = block_sum<kThreads>(squares, shared.scratch);
+  if (threadIdx.x == 0) {
+    shared.squares = squares;
+  }
+  cluster.sync();  // the blocks' sums are written
+  float total = 0.0F;
+#pragma unroll
+  for (int rank = 0; rank < kCluster; ++rank) {
+    total += *cluster.map_shared_rank(&shared.squares, rank);
+  }
+  auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
+  const float scale = 1.0F / sqrtf(total / static_cast<float>(args.dim) + args.norm_eps);
+  for_result<kAligned>(args, row, at, weight, first, [&](std::int64_t column, const Quad& x) {
+    const Quad w = column == at ? first_w : load_quad<kAligned>(args.norm_w, column, args.dim);
+    Quad y;
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      y.v[k] = x.v[k] * scale * w.v[k];
+    }
+    store_quad<kAligned>(args.normed.row(row), column, args.dim, y);
+  });
+  cluster.barrier_wait(std::move(arrived));
+}
+
 template <bool kAligned>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBlocksPerSm)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
@@ -166,12 +223,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBl
     const float* const x = args.sources.at[i].row(row);
     put_sums<false>(shared, i, column_sums<kAligned>(args, x, at));
   }
+  const bool normed = args.normed.data != nullptr;  // loaded here: it arrives during the exchange
+  const Quad norm_w = normed ? load_quad<kAligned>(args.norm_w, at, args.dim) : Quad{};
   sum_cluster(shared, count);
   auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float weight = softmax_weights(shared.total[lane], shared.total[kMaxSources + lane],
-                                       args.dim, args.eps, lane < count)
-                           .p;
+  const SourceWeight source = softmax_weights(shared.total[lane], shared.total[kMaxSources + lane],
+                                              args.dim, args.eps, lane < count);
+  const float weight = count == 1 ? 1.0F : source.p;  // one source: whatever the score
   Quad sum{};
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -183,36 +242,41 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBl
       }
     }
   }
-  store_quad<kAligned>(args.out.row(row), at, args.dim,
-                       mix<kAligned>(args, row, at, weight, kHeld, sum));
-  // Whole warps, for the shuffles in mix().
-  for (std::int64_t more = at + kClusterCols; more - lane * kQuad < args.dim;
-       more += kClusterCols) {
-    store_quad<kAligned>(args.out.row(row), more, args.dim,
-                         mix<kAligned>(args, row, more, weight, 0, Quad{}));
+  const Quad first = mix<kAligned>(args, row, at, weight, kHeld, sum);
+  if (args.out.data != nullptr) {
+    for_result<kAligned>(args, row, at, weight, first, [&](std::int64_t column, const Quad& x) {
+      store_quad<kAligned>(args.out.row(row), column, args.dim, x);
+    });
   }
   cluster.barrier_wait(std::move(arrived));
+  if (normed) {
+    normalise<kAligned>(args, shared, row, at, weight, first, norm_w);
+  }
 }
 
-void aggregate(const ExecCtx& ctx, F32Mat out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
-               ConstF32Vec u, float eps) {
-  if (out.empty()) {
+void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+               std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
+  if (sources[0].empty()) {
     return;
   }
-  if (sources.size() == 1) {  // p = 1, whatever the score
+  if (sources.size() == 1 && !norm.wanted()) {  // p = 1, whatever the score
     launch_map<1, 1>(ctx, "attn_res", whole_quads(out) && whole_quads(sources[0]),
                      {{one_slice(sources[0])}, {one_slice(out)}}, {out.size(0), 1, out.size(1)},
                      Same{});
     return;
   }
-  AggregateArgs args{device_mat(out), {}, w.data(), u.data(), out.size(1), eps};
-  bool aligned = whole_quads(out) && whole_quads(w) && whole_quads(u);
+  AggregateArgs args{device_mat(out), device_mat(norm.y), norm.w.data(),      norm.eps, {},
+                     w.data(),        u.data(),           sources[0].size(1), eps};
+  bool aligned = whole_quads(w) && whole_quads(u);
+  aligned = aligned && (out.size(1) == 0 || whole_quads(out));
+  aligned = aligned && (!norm.wanted() || (whole_quads(norm.y) && whole_quads(norm.w)));
   for (const ConstF32Mat& source : sources) {
     args.sources.at[args.sources.count++] = device_mat(source);
     aligned = aligned && whole_quads(source);
   }
   const auto kernel = aligned ? aggregate_rows<true> : aggregate_rows<false>;
-  launch(ctx, "attn_res", kernel, {static_cast<unsigned>(out.size(0) * kCluster), kThreads}, args);
+  launch(ctx, "attn_res", kernel, {static_cast<unsigned>(sources[0].size(0) * kCluster), kThreads},
+         args);
 }
 
 }  // namespace

@@ -60,6 +60,10 @@ void KimiK3::run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t inde
   saved.prefix_in = pass.prefix;
   const bool push = index % config_.attn_res_block_size == 0;
 
+  // Only the backward reads an aggregate itself.
+  const auto take_aggregate = [&] {
+    return pass.training() ? take_mat(keep, rows, width) : F32Mat{};
+  };
   // Runs fn(y), then P <- P + y (or y when P is empty).
   const auto sub_layer = [&](bool prefix_is_empty, auto&& fn) {
     const F32Mat next =
@@ -76,33 +80,32 @@ void KimiK3::run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t inde
     }
   };
   sub_layer(push, [&](F32Mat y) {
-    ConstF32Mat h = pass.prefix;
-    if (!pass.bank.empty()) {
-      const F32Mat mixed = take_mat(keep, rows, width);
-      layer.self_attention_res.forward(ctx, mixed, pass.sources());
-      h = mixed;
+    const F32Mat x = take_mat(keep, rows, width);
+    if (pass.bank.empty()) {  // the aggregate of one row is the row
+      saved.mixer_in = pass.prefix;
+      layer.input_layernorm.forward(ctx, x, pass.prefix);
+    } else {
+      const F32Mat h = take_aggregate();
+      layer.self_attention_res.forward(ctx, h, x, pass.sources(), layer.input_layernorm);
+      saved.mixer_in = h;
     }
-    saved.mixer_in = h;
     if (push) {  // the row stored is P, not h, and after h was computed
       pass.bank.push_back(pass.prefix);
     }
-    const F32Mat x = take_mat(keep, rows, width);
-    layer.input_layernorm.forward(ctx, x, h);
     run_mixer(ctx, layer, y, x, pass, saved);
   });
   saved.prefix_mid = pass.prefix;
   sub_layer(false, [&](F32Mat y) {
-    const F32Mat h = take_mat(keep, rows, width);
-    layer.mlp_res.forward(ctx, h, pass.sources());
-    saved.ffn_in = h;
+    const F32Mat h = take_aggregate();
     const F32Mat x = take_mat(keep, rows, width);
-    layer.post_attention_layernorm.forward(ctx, x, h);
+    layer.mlp_res.forward(ctx, h, x, pass.sources(), layer.post_attention_layernorm);
+    saved.ffn_in = h;
     run_ffn(ctx, layer, y, x, pass, saved);
   });
   saved.prefix_out = pass.prefix;
 }
 
-/// All layers and the last aggregate; returns the aggregate h, before the final norm.
+/// All layers, the last aggregate and the final norm; returns what the head wants.
 ConstF32Mat KimiK3::run_layers(const ExecCtx& ctx, Pass& pass) const {
   const F32Mat embedded = take_mat(*pass.keep, pass.num_rows(), config_.hidden_size);
   ops::embed(ctx, embedded, embed_, pass.token_ids);
@@ -111,24 +114,24 @@ ConstF32Mat KimiK3::run_layers(const ExecCtx& ctx, Pass& pass) const {
   for (std::size_t index = 0; index < layers_.size(); ++index) {
     run_layer(ctx, layers_[index], static_cast<std::int64_t>(index), pass);
   }
-  const F32Mat h = take_mat(*pass.keep, pass.num_rows(), config_.hidden_size);
-  output_attn_res_.forward(ctx, h, pass.sources());
-  return h;
+  const F32Mat hidden = take_mat(*pass.keep, pass.num_rows(), config_.hidden_size);
+  const F32Mat h =
+      pass.training() ? take_mat(*pass.keep, pass.num_rows(), config_.hidden_size) : F32Mat{};
+  output_attn_res_.forward(ctx, h, hidden, pass.sources(), norm_);
+  pass.final_in = h;
+  return hidden;
 }
 
 void KimiK3::forward(const ExecCtx& ctx, F32Mat logits, const ModelBatch& batch,
                      const CacheBuffers& cache, RoutedExperts* routed) const {
   Arena& work = *ctx.workspace;
   const ArenaScope scope(work);
-  Pass pass{batch.token_ids, batch.seqs, &batch, &cache, routed, &work, {}, {}, {}};
-  const ConstF32Mat h = run_layers(ctx, pass);
+  Pass pass{batch.token_ids, batch.seqs, &batch, &cache, routed, &work, {}, {}, {}, {}};
+  const ConstF32Mat hidden = run_layers(ctx, pass);
 
-  const std::int64_t num_logit_rows = batch.logit_rows.size(0);
-  const F32Mat picked = take_mat(work, num_logit_rows, config_.hidden_size);
-  ops::embed(ctx, picked, WeightRef::of(h), batch.logit_rows);
-  const F32Mat hidden = take_mat(work, num_logit_rows, config_.hidden_size);
-  norm_.forward(ctx, hidden, picked);
-  head(ctx, logits, hidden);
+  const F32Mat picked = take_mat(work, batch.logit_rows.size(0), config_.hidden_size);
+  ops::embed(ctx, picked, WeightRef::of(hidden), batch.logit_rows);
+  head(ctx, logits, picked);
 }
 
 void KimiK3::head(const ExecCtx& ctx, F32Mat logits, ConstF32Mat hidden) const {

@@ -80,9 +80,9 @@ class KimiK3 final : public Model {
   /// reads.
   struct LayerSaved {
     ConstF32Mat prefix_in;   // P entering the layer
-    ConstF32Mat mixer_in;    // aggregate before the mixer
+    ConstF32Mat mixer_in;    // aggregate before the mixer; in training
     ConstF32Mat prefix_mid;  // P after the mixer
-    ConstF32Mat ffn_in;      // aggregate before the FFN
+    ConstF32Mat ffn_in;      // aggregate before the FFN; in training
     ConstF32Mat prefix_out;  // P after the FFN
     std::optional<nn::Kda::Saved> kda;
     std::optional<nn::Mla::Saved> mla;

@@ -21,6 +21,7 @@ struct KimiK3::Pass {
   std::vector<ConstF32Mat> bank;
   F32Mat prefix;
   std::vector<LayerSaved> saved;
+  ConstF32Mat final_in;  // the last aggregate; in training
 
   [[nodiscard]] bool training() const { return cache == nullptr; }
   [[nodiscard]] std::int64_t num_rows() const { return token_ids.size(0); }

@@ -17,11 +17,9 @@ using nn::take_mat;
 
 ConstF32Mat KimiK3::forward_train(const ExecCtx& ctx, const TrainBatch& batch, Arena& keep) {
   const SeqBatch seqs{batch.cu_seqlens, {}};
-  Pass pass{batch.token_ids, seqs, nullptr, nullptr, batch.routed, &keep, {}, {}, {}};
-  const ConstF32Mat h = run_layers(ctx, pass);
-  const F32Mat hidden = take_mat(keep, pass.num_rows(), config_.hidden_size);
-  norm_.forward(ctx, hidden, h);
-  saved_ = {std::move(pass.saved), std::move(pass.bank), h};
+  Pass pass{batch.token_ids, seqs, nullptr, nullptr, batch.routed, &keep, {}, {}, {}, {}};
+  const ConstF32Mat hidden = run_layers(ctx, pass);
+  saved_ = {std::move(pass.saved), std::move(pass.bank), pass.final_in};
   return hidden;
 }
 
