@@ -1,5 +1,5 @@
 // cuda_gemm_bench — linear layers and routed experts of K3's shapes on the tensor cores.
-//   cuda_gemm_bench [linear] [experts] [FORMAT ...] [SHAPE ...] [variant=N]
+//   cuda_gemm_bench [linear] [experts] [FORMAT ...] [SHAPE ...]
 // formats: bf16 fp8 mxfp4 nvfp4; shapes of experts: k3 mid mini
 // Random weights, made on the GPU in the packed layout and rotated so that they come from memory;
 // us is the best of several replays of a graph of many calls, divided by the calls. Beside each
@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/experts/choose_experts.h"
 #include "backends/cuda/experts/tensor.h"
 #include "backends/cuda/gemm/tensor.h"
 #include "backends/cuda/runtime/check.h"
@@ -307,33 +306,19 @@ float check_experts(Bench& b, const Layer& layer, const float* x, const std::int
   return as_float(b.read_word());
 }
 
-struct Variant {
-  const char* name;
-  ExpertsTuning tuning;
-};
-constexpr Variant kVariants[] = {
-    {"stream", {.ring = false}},          {"ring16", {}},
-    {"ring16 s3", {.stages = 3}},         {"ring8", {.warps = 8}},
-    {"ring16 unfused", {.fused = false}}, {"ring16 fused12", {.fused_warps = 12}},
-};
-
-/// One variant's rows; `first`: the first variant's output for one row.
-void bench_variant(Bench& b, const Layer& layer, const Variant& variant, Storage& first,
-                   std::int64_t most_rows) {
-  const ExpertShape& s = layer.shape;
-  const WeightFormat format = layer.w1[0].format;
+void bench_experts(Bench& b, WeightFormat format, const ExpertShape& s) {
+  const Layer layer(b, format, s);
   const ExpertWeights experts{layer.w1, layer.w3, layer.w2};
   const double expert_bytes = 2.0 * static_cast<double>(layer.w1[0].data.size_bytes()) +
                               static_cast<double>(layer.w2[0].data.size_bytes());
-  Storage x(most_rows * s.dim * 4, b.device);
-  Storage out(most_rows * s.dim * 4, b.device);
-  Storage weights(most_rows * s.slots * 4, b.device);
+  constexpr std::int64_t kMostRows = 4096;
+  Storage x(kMostRows * s.dim * 4, b.device);
+  Storage out(kMostRows * s.dim * 4, b.device);
+  Storage first(s.dim * 4, b.device);
+  Storage weights(kMostRows * s.slots * 4, b.device);
   fill(b, x.data(), x.size_bytes(), Fill::kActivations, 1);
   fill(b, weights.data(), weights.size_bytes(), Fill::kActivations, 2);
   for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 128, 256, 512, 2048, 4096}) {
-    if (rows > most_rows) {
-      break;
-    }
     const int routings = rows <= 64 ? kRoutings : 4;
     std::vector<Storage> ids;
     double distinct = 0;
@@ -351,48 +336,19 @@ void bench_variant(Bench& b, const Layer& layer, const Variant& variant, Storage
                      ConstF32Mat(weights.as<float>().data(), {rows, s.slots}), experts,
                      SituParams{});
     };
-    experts_tuning = variant.tuning;
     const double us = time_us(b, routings, call);
     call(0);
     const float error =
         check_experts(b, layer, x.as<float>().data(), ids[0].as<std::int32_t>().data(),
                       weights.as<float>().data(), outs.data());
-    if (first.size_bytes() == 0) {
-      first = Storage(s.dim * 4, b.device);
+    if (rows == 1) {
       b.device.copy(first.data(), out.data(), static_cast<std::size_t>(s.dim) * 4);
     }
     const unsigned differ = count_different(b, first.as<float>().data(), outs.data(), s.dim);
-    print_row({std::string(name_of(format)) + " " + s.name + " " + variant.name, rows, us,
+    print_row({std::string(name_of(format)) + " experts " + s.name, rows, us,
                distinct * expert_bytes,
                2.0 * 3 * static_cast<double>(rows * s.slots * s.dim) * static_cast<double>(s.width),
                error, differ});
-    if (rows <= 16) {  // each launch by itself; work items' are with gate_up
-      double part_us[3] = {};
-      for (unsigned part = 0; part < 3; ++part) {
-        if (part == 2 && rows == 1 && variant.tuning.ring && variant.tuning.fused) {
-          break;  // no launch
-        }
-        experts_tuning.parts = 1U << part;
-        part_us[part] = time_us(b, routings, call);
-      }
-      std::printf("    items + gate_up %.2f   items + down %.2f   items + combine %.2f\n",
-                  part_us[0], part_us[1], part_us[2]);
-    }
-  }
-  experts_tuning = {};
-}
-
-void bench_experts(Bench& b, WeightFormat format, const ExpertShape& shape,
-                   const std::vector<std::string>& args) {
-  const Layer layer(b, format, shape);
-  Storage first;
-  const bool fp4 = format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
-  const auto chosen = std::find_if(args.begin(), args.end(),
-                                   [](const std::string& a) { return a.starts_with("variant="); });
-  for (int i = 0; i < static_cast<int>(std::size(kVariants)); ++i) {
-    if (chosen == args.end() ? fp4 || i == 0 : std::stoi(chosen->substr(8)) == i) {
-      bench_variant(b, layer, kVariants[i], first, i == 1 ? 4096 : 64);
-    }
   }
 }
 
@@ -434,7 +390,7 @@ int run(const std::vector<std::string>& args) {
         const bool named = std::any_of(std::begin(kExpertShapes), std::end(kExpertShapes),
                                        [&](const ExpertShape& s) { return has(s.name); });
         if (named ? has(shape.name) : std::string(shape.name) == "k3") {
-          bench_experts(b, format, shape, args);
+          bench_experts(b, format, shape);
         }
       }
     }

@@ -223,6 +223,48 @@ TEST(ChooseExperts, DecodeStreamsAndPrefillTiles) {
   }
 }
 
+/// CTAs of a ring plan on an SM; all of them fit there together.
+std::int64_t expect_ring_plan(const RingPlan& plan, const DeviceInfo& info) {
+  constexpr std::int64_t kSmemOfSystem = 1024;
+  const std::int64_t on_sm = ceil_div(plan.ctas, info.num_sms);
+  EXPECT_GE(plan.stages, 2);
+  EXPECT_LE(on_sm * plan.warps * 32, kRingThreads);
+  EXPECT_LE(plan.smem_bytes, info.smem_per_block);
+  EXPECT_LE(on_sm * (plan.smem_bytes + kSmemOfSystem), info.smem_per_sm);
+  return on_sm;
+}
+
+TEST(ChooseExperts, RingsOfFewTokensShareAnSm) {
+  for (const int sms : kSms) {
+    for (const std::int64_t tokens : {1, 2, 3, 4, 5, 8, 64}) {
+      const auto config = choose_experts(k3_experts(tokens), gpu(sms));
+      ASSERT_TRUE(config.has_value() && config->ring) << tokens;
+      const std::int64_t on_sm = tokens <= 4 ? 2 : 1;
+      EXPECT_EQ(expect_ring_plan(config->ring_gate_up, gpu(sms)), on_sm) << tokens;
+      EXPECT_EQ(expect_ring_plan(config->ring_down, gpu(sms)), on_sm) << tokens;
+      // 14 and 12 segments, in two turns or one.
+      EXPECT_EQ(config->ring_gate_up.warps, 14 / on_sm) << tokens;
+      EXPECT_EQ(config->ring_down.warps, 12 / on_sm) << tokens;
+    }
+  }
+}
+
+TEST(ChooseExperts, RingsAreForFp4ThatFits) {
+  ExpertsDesc desc = k3_experts(8);
+  desc.dim *= 8;  // eight such rows of inputs are more than an SM holds
+  const auto wide = choose_experts(desc, gpu(132));
+  ASSERT_TRUE(wide.has_value());
+  EXPECT_TRUE(wide->stream);
+  EXPECT_FALSE(wide->ring);
+  desc = k3_experts(8);
+  desc.gate_up = WeightFormat::kFp8Block;
+  EXPECT_FALSE(choose_experts(desc, gpu(132))->ring);
+}
+
+TEST(ChooseExperts, AnItemOfOneTokenIsASlot) {
+  EXPECT_EQ(choose_experts(k3_experts(1), gpu(132))->items, 16);
+}
+
 TEST(ChooseExperts, ItemsSufficeHoweverTokensAreSpread) {
   for (const std::int64_t tokens : {1, 3, 8, 64, 512, 4096}) {
     const auto config = choose_experts(k3_experts(tokens), gpu(132));

@@ -25,6 +25,12 @@ bool is_fp4(WeightFormat format) {
 constexpr std::int64_t kSmemOfSystem = 1024;              // of every CTA, beside its own
 constexpr std::int64_t kSmemOfCta = kSmemOfSystem + 128;  // and what kernels declare themselves
 constexpr int kRingWarps = kRingThreads / 32;
+constexpr int kRingStages = 4;  // of a warp, at most
+/// Tokens of an item up to which CTAs have half of the warps, so that two share an SM: faster as
+/// long as both fit (K3: 194 us, not 218, at two tokens, 349, not 395, at four). From five on,
+/// K3's gate_up leaves no room for the second one, and 8 warps alone are slower: 893 us, not 737,
+/// at eight. More figures: ring_kernels.cuh.
+constexpr int kTwoCtaTokens = 4;
 
 /// Bytes of a stage that holds a segment of `blocks` blocks.
 std::int64_t stage_bytes(WeightFormat format, int blocks) {
@@ -50,7 +56,8 @@ std::optional<RingPlan> plan_ring(WeightFormat format, const TensorShape& shape,
                                   std::int64_t units, std::int64_t tokens, const DeviceInfo& info) {
   RingPlan plan;
   plan.tokens = static_cast<int>(std::min(tokens, kMaxStreamRows));
-  plan.warps = choose_ring_warps(shape.segments, std::min(kRingWarps, experts_tuning.warps));
+  plan.warps =
+      choose_ring_warps(shape.segments, plan.tokens <= kTwoCtaTokens ? kRingWarps / 2 : kRingWarps);
   const std::int64_t turns = (shape.segments + plan.warps - 1) / plan.warps;
   const std::int64_t stage = stage_bytes(format, blocks) * plan.warps;
   const std::int64_t inputs_and_sums =
@@ -59,7 +66,7 @@ std::optional<RingPlan> plan_ring(WeightFormat format, const TensorShape& shape,
   for (int ctas = std::max(1, kRingWarps / plan.warps); ctas > 0; ctas /= 2) {
     plan.ctas = std::clamp<std::int64_t>(units, 1, std::int64_t{ctas} * info.num_sms);
     const std::int64_t tasks = (units + plan.ctas - 1) / plan.ctas * turns;
-    const int most = static_cast<int>(std::min<std::int64_t>(tasks, experts_tuning.stages));
+    const int most = static_cast<int>(std::min<std::int64_t>(tasks, kRingStages));
     const std::int64_t fixed = ring_barrier_bytes(plan.warps, most) + inputs_and_sums;
     plan.stages = choose_stages(fixed, stage, most, ctas, info);
     if (plan.stages >= std::min(2, most)) {
@@ -70,43 +77,19 @@ std::optional<RingPlan> plan_ring(WeightFormat format, const TensorShape& shape,
   return std::nullopt;
 }
 
-/// Down and combine of one token: a CTA a block of 16 outputs, all slots.
-std::optional<RingPlan> plan_fused(const ExpertsDesc& desc, const TensorShape& shape,
-                                   const DeviceInfo& info) {
-  RingPlan plan;
-  plan.ctas = shape.row_blocks;
-  const std::int64_t tasks = desc.slots * shape.segments;
-  const int ctas = plan.ctas <= info.num_sms ? 1 : 2;
-  const int most_warps = ctas == 1 ? kRingWarps : experts_tuning.fused_warps;
-  plan.warps = static_cast<int>(std::clamp<std::int64_t>(tasks, 1, most_warps));
-  const int most = static_cast<int>(
-      std::clamp<std::int64_t>((tasks + plan.warps - 1) / plan.warps, 1, experts_tuning.stages));
-  const std::int64_t bytes = stage_bytes(desc.down, 1) + kRingHiddenBytes;
-  const std::int64_t fixed =
-      ring_barrier_bytes(plan.warps, most) + tasks * kRingSumBytes + desc.slots * kRingSlotBytes;
-  plan.stages = choose_stages(fixed, bytes * plan.warps, most, ctas, info);
-  plan.smem_bytes = fixed + bytes * plan.warps * plan.stages;
-  return plan.stages >= std::min(2, most) ? std::optional(plan) : std::nullopt;
-}
-
 /// The decode path by rings, where formats and sizes allow it.
 void choose_ring(ExpertsConfig& config, const ExpertsDesc& desc, const DeviceInfo& info) {
-  if (!is_fp4(desc.gate_up) || !is_fp4(desc.down) || !experts_tuning.ring) {
+  if (!is_fp4(desc.gate_up) || !is_fp4(desc.down)) {
     return;
   }
   const TensorShape gate_up_shape = tensor_shape(desc.gate_up, desc.width, desc.dim);
   const TensorShape down_shape = tensor_shape(desc.down, desc.dim, desc.width);
   const auto gate_up = plan_ring(desc.gate_up, gate_up_shape, kGateUpBlocks,
                                  gate_up_shape.row_blocks * config.items, desc.tokens, info);
-  const bool fused = desc.tokens == 1 && desc.width % kTileInputs == 0 && experts_tuning.fused;
-  auto down = fused ? plan_fused(desc, down_shape, info) : std::nullopt;
-  config.fused = down.has_value();
-  if (!down) {
-    const int blocks = stream_blocks(desc.down);
-    down =
-        plan_ring(desc.down, down_shape, blocks,
-                  (down_shape.row_blocks + blocks - 1) / blocks * config.items, desc.tokens, info);
-  }
+  const int blocks = stream_blocks(desc.down);
+  const auto down =
+      plan_ring(desc.down, down_shape, blocks,
+                (down_shape.row_blocks + blocks - 1) / blocks * config.items, desc.tokens, info);
   config.ring = gate_up && down;
   if (config.ring) {
     config.ring_gate_up = *gate_up;

@@ -19,21 +19,9 @@ struct ExpertsDesc {
   std::int64_t width = 0;
 };
 
-/// For measuring only: which of the decode path's kernels run, and how they are cut.
-struct ExpertsTuning {
-  bool ring = true;     // FP4: ring.cuh, not stream.cuh
-  bool fused = true;    // one token: down and combine in one kernel
-  int warps = 16;       // of a CTA, at most
-  int fused_warps = 8;  // the same of down and combine
-  int stages = 4;       // at most
-  unsigned parts = 7;   // 1: work and gate_up, 2: down, 4: combine
-};
-inline ExpertsTuning experts_tuning;
-
 struct ExpertsConfig {
   bool stream = false;
-  bool ring = false;   // the decode path of FP4: ring_gate_up and ring_down instead of the plans
-  bool fused = false;  // ring_down is of down and combine in one kernel (one token)
+  bool ring = false;  // the decode path of FP4: ring_gate_up and ring_down instead of the plans
   RingPlan ring_gate_up;
   RingPlan ring_down;
   StreamPlan gate_up;  // of the decode path

@@ -233,7 +233,7 @@ template <WeightFormat F>
 void launch_down(const ExecCtx& ctx, const ExpertsConfig& config, const DownArgs& args) {
   if constexpr (F == WeightFormat::kMxFp4 || F == WeightFormat::kNvFp4) {
     if (config.ring) {
-      return launch_ring_down<F>(ctx, config, args);
+      return launch_ring_down<F>(ctx, args);
     }
   }
   if (config.stream) {

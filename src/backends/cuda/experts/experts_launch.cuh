@@ -25,7 +25,6 @@ struct GateUpArgs {
   Mat<std::uint16_t> hidden;        // [T*A, F filled up to tiles]
   std::int32_t slots;               // A
   bool whole;                       // F32Inputs
-  bool ring_order;                  // hidden's rows are in the order of ring_place
   SituParams act;
   StreamPlan plan;
   RingPlan ring;
@@ -38,9 +37,6 @@ struct DownArgs {
   TensorShape shape;  // [DX, F]
   Mat<const std::uint16_t> hidden;
   Mat<float> y;  // [T*A, DX]
-  float* out;    // [DX], weights [A]: of one token, for ring_down_combine
-  const float* weights;
-  std::int32_t slots;  // A
   StreamPlan plan;
   RingPlan ring;
 };

@@ -2,9 +2,13 @@
 // the weights through rings in shared memory (gemm/ring.cuh).   Contract: experts/tensor.h
 // Traffic   every weight byte once; memory bound.
 // Launch    a fixed number of CTAs that share the units of all work items evenly, each a run of
-//           them in order: their rings never run dry between units. One token: down and combine are
-//           one kernel, a CTA a block of 16 outputs.   Graph-safe.
-// Numerics  experts_kernels.cuh's and combine's, bit for bit.
+//           them in order: their rings never run dry between units.   Graph-safe.
+// Numerics  experts_kernels.cuh's, bit for bit.
+// Measured  2026-12-01 H200, K3 NVFP4, all launches in us, CTAs of at most 8 / 16 warps: 2 tokens
+//           194 / 218, 4 349 / 395, 8 893 / 737, 16 1646 / 1359, 64 4485 / 3713. One token: 16
+//           warps 119, of which down 39.1 and combine 2.9; 8 warps 112, of which gate_up 67.3 and
+//           42.7 down and combine as one kernel, since deleted; 8 warps without it: not measured.
+//           k3-mid, k3-mini in MXFP4: no difference beyond noise.
 #pragma once
 
 #include "backends/cuda/experts/experts_launch.cuh"
@@ -219,8 +223,7 @@ struct RingGateUp {
     const float gate = sums.total(0, output, token) * factors.x;
     const float up = sums.total(1, output, token) * factors.y;
     const float value = situ_value(gate, up, p.act);
-    p.hidden.row(pair)[p.ring_order ? ring_place(row) : row] =
-        static_cast<std::uint16_t>(ptx::cvt_bf16x2(value, 0.0F));
+    p.hidden.row(pair)[row] = static_cast<std::uint16_t>(ptx::cvt_bf16x2(value, 0.0F));
   }
 };
 
@@ -274,128 +277,6 @@ __global__ void __launch_bounds__(kRingThreads, 1) ring_down(const __grid_consta
   walk_units<F, kWhole>(RingDown<F, kWhole>{p}, p.work, p.shape, p.ring);
 }
 
-/// A slot of the one token.
-struct RingSlot {
-  const std::uint8_t* data;  // of its expert's w2; null for no expert
-  float factor;
-  float weight;
-};
-static_assert(kRingSlotBytes == sizeof(RingSlot) + 16 * sizeof(float));
-
-/// The segments of all slots' products that one warp computes, in order.
-struct SlotWalk {
-  int slot = 0;
-  int segment;
-
-  __device__ __forceinline__ void next(const RingSlot* slots, int num_slots, int segments,
-                                       int step) {
-    segment += step;
-    seek(slots, num_slots, segments, step);
-  }
-  /// Forward to a segment of a slot that has an expert.
-  __device__ __forceinline__ void seek(const RingSlot* slots, int num_slots, int segments,
-                                       int step) {
-    while (slot < num_slots && (segment >= segments || slots[slot].data == nullptr)) {
-      if (segment >= segments) {
-        segment -= segments;
-        ++slot;
-      } else {
-        segment += step;
-      }
-    }
-  }
-};
-
-/// out = the weighted sum over slots of hidden w2^T, one token: a CTA has 16 outputs, all slots'
-/// segments spread over its warps. hidden is in the order of ring_place.
-template <WeightFormat F, bool kWhole>
-__global__ void __launch_bounds__(kRingThreads, 1)
-    ring_down_combine(const __grid_constant__ DownArgs p) {
-  begin_kernel();
-  using Stage = RingStage<F, 1, kRingHiddenBytes>;
-  constexpr auto kHiddenTile = static_cast<unsigned>(kTileInputs * 2);
-  constexpr unsigned kTileSum =
-      static_cast<unsigned>(tile_bytes(F) + tile_scale_bytes(F)) + kHiddenTile;
-  const RingPlan& plan = p.ring;
-  const TensorShape& shape = p.shape;
-  auto* smem = dynamic_smem<std::uint8_t>();
-  auto* sums = reinterpret_cast<float4*>(smem + ring_barrier_bytes(plan.warps, plan.stages) +
-                                         plan.warps * plan.stages * Stage::kBytes);
-  auto* slots = reinterpret_cast<RingSlot*>(sums + p.slots * shape.segments * (kRingSumBytes / 16));
-  auto* outputs = reinterpret_cast<float*>(slots + p.slots);  // [slot][16]
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-
-  for (int i = static_cast<int>(threadIdx.x); i < p.slots; i += static_cast<int>(blockDim.x)) {
-    const int expert = p.work.item(static_cast<unsigned>(i)).expert;
-    const std::uint8_t* data = expert < 0 ? nullptr : p.w2[expert];
-    slots[i] = {data, data == nullptr ? 0.0F : sum_factor<F>(data + shape.scale_2_offset),
-                p.weights[i]};
-  }
-  Ring<Stage> ring(smem, plan.warps, plan.stages);
-  __syncthreads();  // slots are there
-
-  // Lanes 0 and 1 fetch weights, lane 2 the activations.
-  auto source = RingSource::of_lane<F, Stage>(lane);
-  const std::int64_t place = source.place(shape, static_cast<int>(blockIdx.x), lane);
-  if (lane == 2) {
-    source.step = kHiddenTile;
-    source.to = Stage::kBlockBytes;
-  }
-  SlotWalk ahead{0, warp};
-  ahead.seek(slots, p.slots, shape.segments, plan.warps);
-  SlotWalk at = ahead;
-  const auto put = [&] {
-    if (ahead.slot >= p.slots) {
-      return;
-    }
-    source.from = lane == 2 ? reinterpret_cast<const std::uint8_t*>(p.hidden.row(ahead.slot))
-                            : slots[ahead.slot].data + place;
-    const int tile = ahead.segment * Stage::kTiles;
-    ring.put(source, 3, kTileSum, tile,
-             kWhole ? Stage::kTiles : min(Stage::kTiles, shape.k_tiles - tile));
-    ahead.next(slots, p.slots, shape.segments, plan.warps);
-  };
-  for (int i = 0; i < plan.stages; ++i) {
-    put();
-  }
-  for (; at.slot < p.slots; at.next(slots, p.slots, shape.segments, plan.warps)) {
-    const std::uint8_t* stage = ring.wait();
-    RingTiles<F, 1> tiles;
-    tiles.load(stage, lane);
-    float acc[1][4] = {};
-    multiply_ring_tiles<F, 1, kWhole>(acc, tiles, stage + Stage::kBlockBytes + lane % 4 * 16,
-                                      shape.k_tiles - at.segment * Stage::kTiles);
-    __syncwarp();  // the stage is read
-    ring.next();
-    put();
-    if (lane % 4 == 0) {
-      sums[(at.slot * shape.segments + at.segment) * (kRingSumBytes / 16) + lane / 4] =
-          make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
-    }
-  }
-  __syncthreads();  // every segment's sum is there
-  for (int i = static_cast<int>(threadIdx.x); i < p.slots * 16; i += static_cast<int>(blockDim.x)) {
-    const UnitSums of_slot{
-        reinterpret_cast<const float*>(sums + i / 16 * shape.segments * (kRingSumBytes / 16)),
-        shape.segments, 1};
-    if (slots[i / 16].data != nullptr) {
-      outputs[i] = of_slot.total(0, i % 16, 0) * slots[i / 16].factor;
-    }
-  }
-  __syncthreads();  // every slot's outputs are there
-  const std::int64_t row = std::int64_t{16} * blockIdx.x + threadIdx.x;
-  if (threadIdx.x < 16 && row < shape.out) {
-    float sum = 0.0F;
-    for (int slot = 0; slot < p.slots; ++slot) {
-      if (slots[slot].data != nullptr) {
-        sum = fmaf(slots[slot].weight, outputs[slot * 16 + threadIdx.x], sum);
-      }
-    }
-    p.out[row] = sum;
-  }
-}
-
 [[nodiscard]] inline Launch ring_launch(const RingPlan& plan) {
   return {.grid = dim3(static_cast<unsigned>(plan.ctas)),
           .block = static_cast<unsigned>(32 * plan.warps),
@@ -410,12 +291,8 @@ void launch_ring_gate_up(const ExecCtx& ctx, const GateUpArgs& args) {
 }
 
 template <WeightFormat F>
-void launch_ring_down(const ExecCtx& ctx, const ExpertsConfig& config, const DownArgs& args) {
+void launch_ring_down(const ExecCtx& ctx, const DownArgs& args) {
   const bool whole = args.shape.in % segment_inputs(F) == 0;
-  if (config.fused) {
-    return launch(ctx, "experts", whole ? ring_down_combine<F, true> : ring_down_combine<F, false>,
-                  ring_launch(args.ring), args);
-  }
   launch(ctx, "experts", whole ? ring_down<F, true> : ring_down<F, false>, ring_launch(args.ring),
          args);
 }

@@ -66,7 +66,6 @@ Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeight
   args.shape = tensor_shape(w1.format, w1.out, w1.in);
   args.plan = config.gate_up;
   args.ring = config.ring_gate_up;
-  args.ring_order = config.fused;
   args.x = device_mat(x);
   args.whole = x.size(1) % kTileInputs == 0 &&
                reinterpret_cast<std::uintptr_t>(x.data()) % 8 == 0 &&
@@ -80,9 +79,7 @@ Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeight
   }
   const std::int64_t hidden_width = tiles_of(w1.out, kTileInputs) * kTileInputs;
   args.hidden = {take_bf16(ctx, x.size(0) * args.slots, hidden_width), hidden_width};
-  if ((experts_tuning.parts & 1U) != 0) {
-    launch_gate_up_format(ctx, w1.format, config, args);
-  }
+  launch_gate_up_format(ctx, w1.format, config, args);
   return args.hidden;
 }
 
@@ -124,15 +121,7 @@ void tensor_experts(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat i
     down_args.y = device_mat(y);
     down_args.plan = config->down;
     down_args.ring = config->ring_down;
-    down_args.out = out.data();
-    down_args.weights = weights.data();
-    down_args.slots = static_cast<std::int32_t>(desc.slots);
-    if ((experts_tuning.parts & 2U) != 0) {
-      launch_down_format(ctx, w2.format, *config, down_args);
-    }
-    if (config->fused || (experts_tuning.parts & 4U) == 0) {
-      return;
-    }
+    launch_down_format(ctx, w2.format, *config, down_args);
   }
   combine_pairs(ctx, {out, y, ids, weights, desc.experts});
 }

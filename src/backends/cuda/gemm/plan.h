@@ -77,10 +77,6 @@ inline constexpr int kRingThreads = 512;
 
 /// A segment's sums of a block of 16 outputs, two tokens.
 inline constexpr int kRingSumBytes = 128;
-/// Down and combine in one kernel: a segment of hidden, in the stage; and what a CTA keeps of a
-/// slot: RingSlot, and its 16 outputs.
-inline constexpr int kRingHiddenBytes = 512;
-inline constexpr int kRingSlotBytes = 16 + 64;
 
 /// The decode path of FP4 experts (ring.cuh): a CTA's warps share the segments of a unit of some
 /// blocks of 16 outputs, one unit after the other.

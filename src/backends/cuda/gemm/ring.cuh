@@ -13,13 +13,13 @@
 
 namespace tandem::cuda {
 
-/// A stage: of each block, a segment's elements, then its scales; then kExtra bytes.
-template <WeightFormat F, int kBlocks, int kExtra = 0>
+/// A stage: of each block, a segment's elements, then its scales.
+template <WeightFormat F, int kBlocks>
 struct RingStage {
   static constexpr int kTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
   static constexpr int kElements = kTiles * static_cast<int>(tile_bytes(F));
   static constexpr int kBlockBytes = kElements + kTiles * static_cast<int>(tile_scale_bytes(F));
-  static constexpr int kBytes = kBlocks * kBlockBytes + kExtra;
+  static constexpr int kBytes = kBlocks * kBlockBytes;
 };
 
 /// What one lane fetches of every segment: of a block, elements or scales.
@@ -127,7 +127,7 @@ struct RingTiles {
 };
 
 /// acc += the product with a segment of `tiles` tiles; kWhole: of all there can be. `inputs`: the
-/// lane's part of its token's row in the order of ring_place, at the segment.
+/// lane's part of its token's row as stage_ring_inputs leaves it, at the segment.
 template <WeightFormat F, int kBlocks, bool kWhole>
 __device__ __forceinline__ void multiply_ring_tiles(float (&acc)[kBlocks][4],
                                                     const RingTiles<F, kBlocks>& segment,
@@ -181,12 +181,6 @@ __device__ __forceinline__ void stage_ring_inputs(std::uint8_t* to, int count, i
           make_uint4(first[0], first[1], second[0], second[1]);
     }
   }
-}
-
-/// Where such a row has input k.
-__device__ __forceinline__ std::int64_t ring_place(std::int64_t k) {
-  const int in_step = static_cast<int>(k % 16);
-  return k / 32 * 32 + in_step % 8 / 2 * 8 + k % 32 / 16 * 4 + in_step / 8 * 2 + in_step % 2;
 }
 
 }  // namespace tandem::cuda
