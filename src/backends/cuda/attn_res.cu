@@ -5,7 +5,8 @@
 //           the norm.
 // Numerics  fp32; a sum over columns: a thread's quads in order, lanes, warps, then blocks of the
 //           cluster; the mix is one fma chain over the sources in order. The norm's sum likewise.
-// Launch    a cluster of 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can hold or
+// Launch    a cluster of up to 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can
+// hold or
 //           read in time (decode-kernels.md 10.2). Graph-safe.
 #include <utility>
 
@@ -22,12 +23,12 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kCluster = 8;
+constexpr int kMostBlocks = 8;  // of a cluster, everywhere
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeld = 9;
 constexpr int kBlocksPerSm = 3;  // enough loads under way while other clusters wait at barriers
-constexpr std::int64_t kClusterCols = kCluster * kThreads * kQuad;
+constexpr std::int64_t kBlockCols = kThreads * kQuad;
 
 struct AggregateArgs {
   Mat<float> out;     // null: not wanted
@@ -39,6 +40,9 @@ struct AggregateArgs {
   const float* u;
   std::int64_t dim;
   float eps;
+  int cluster;  // blocks of a row
+
+  [[nodiscard]] __device__ std::int64_t cluster_cols() const { return cluster * kBlockCols; }
 };
 
 /// x.x and x.c of a source's row; c = w u.
@@ -72,7 +76,7 @@ __device__ __forceinline__ RowSums add_sums(RowSums sums, const Quad& x, const Q
 template <bool kAligned>
 __device__ RowSums column_sums(const AggregateArgs& args, const float* x, std::int64_t at) {
   RowSums sums{0.0F, 0.0F};
-  for (; at < args.dim; at += kClusterCols) {
+  for (; at < args.dim; at += args.cluster_cols()) {
     sums = add_sums(sums, load_quad<kAligned>(x, at, args.dim), load_query<kAligned>(args, at));
   }
   return sums;
@@ -101,7 +105,7 @@ __device__ __forceinline__ void put_sums(SharedSums& shared, int source, RowSums
 
 /// From the warps' sums to those of the cluster, in `total` of every block. The blocks of a cluster
 /// read each other's: none may end before all have arrived, which the caller waits for.
-__device__ __forceinline__ void sum_cluster(SharedSums& shared, int count) {
+__device__ __forceinline__ void sum_cluster(SharedSums& shared, int count, int blocks) {
   const cg::cluster_group cluster = cg::this_cluster();
   const int slot = static_cast<int>(threadIdx.x);
   const bool used = slot < 2 * kMaxSources && slot % kMaxSources < count;
@@ -116,8 +120,7 @@ __device__ __forceinline__ void sum_cluster(SharedSums& shared, int count) {
   cluster.sync();  // the blocks' sums are written
   if (used) {
     float sum = 0.0F;
-#pragma unroll
-    for (int rank = 0; rank < kCluster; ++rank) {
+    for (int rank = 0; rank < blocks; ++rank) {
       sum += *cluster.map_shared_rank(&shared.block[slot], rank);
     }
     shared.total[slot] = sum;
@@ -148,7 +151,7 @@ __device__ __forceinline__ void for_result(const AggregateArgs& args, std::int64
                                            const Fn& fn) {
   fn(at, first);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (at += kClusterCols; at - lane * kQuad < args.dim; at += kClusterCols) {
+  for (at += args.cluster_cols(); at - lane * kQuad < args.dim; at += args.cluster_cols()) {
     fn(at, mix<kAligned>(args, row, at, weight, 0, Quad{}));
   }
 }
@@ -173,8 +176,7 @@ __device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums&
   }
   cluster.sync();  // the blocks' sums are written
   float total = 0.0F;
-#pragma unroll
-  for (int rank = 0; rank < kCluster; ++rank) {
+  for (int rank = 0; rank < args.cluster; ++rank) {
     total += *cluster.map_shared_rank(&shared.squares, rank);
   }
   auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
@@ -192,12 +194,12 @@ __device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums&
 }
 
 template <bool kAligned>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
   begin_kernel();
   __shared__ SharedSums shared;
   const cg::cluster_group cluster = cg::this_cluster();
-  const std::int64_t row = blockIdx.x / kCluster;
+  const std::int64_t row = blockIdx.x / args.cluster;
   const int count = args.sources.count;
   const std::int64_t at =
       (static_cast<std::int64_t>(cluster.block_rank()) * kThreads + threadIdx.x) * kQuad;
@@ -215,9 +217,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBl
       put_sums<false>(shared, i, add_sums({0.0F, 0.0F}, held[i], c));
     }
   }
-  for (int i = 0; i < min(kHeld, count) && args.dim > kClusterCols; ++i) {
+  for (int i = 0; i < min(kHeld, count) && args.dim > args.cluster_cols(); ++i) {
     const float* const x = args.sources.at[i].row(row);
-    put_sums<true>(shared, i, column_sums<kAligned>(args, x, at + kClusterCols));
+    put_sums<true>(shared, i, column_sums<kAligned>(args, x, at + args.cluster_cols()));
   }
   for (int i = kHeld; i < count; ++i) {
     const float* const x = args.sources.at[i].row(row);
@@ -225,7 +227,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBl
   }
   const bool normed = args.normed.data != nullptr;  // loaded here: it arrives during the exchange
   const Quad norm_w = normed ? load_quad<kAligned>(args.norm_w, at, args.dim) : Quad{};
-  sum_cluster(shared, count);
+  sum_cluster(shared, count, args.cluster);
   auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const SourceWeight source = softmax_weights(shared.total[lane], shared.total[kMaxSources + lane],
@@ -254,6 +256,16 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kBl
   }
 }
 
+/// As few as hold the row, a power of two: the exchange between blocks is what a short row pays
+/// for.
+int blocks_of_row(std::int64_t dim) {
+  int blocks = 1;
+  while (blocks < kMostBlocks && blocks * kBlockCols < dim) {
+    blocks *= 2;
+  }
+  return blocks;
+}
+
 void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
                std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
   if (sources[0].empty()) {
@@ -265,8 +277,16 @@ void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
                      Same{});
     return;
   }
-  AggregateArgs args{device_mat(out), device_mat(norm.y), norm.w.data(),      norm.eps, {},
-                     w.data(),        u.data(),           sources[0].size(1), eps};
+  AggregateArgs args{device_mat(out),
+                     device_mat(norm.y),
+                     norm.w.data(),
+                     norm.eps,
+                     {},
+                     w.data(),
+                     u.data(),
+                     sources[0].size(1),
+                     eps,
+                     blocks_of_row(sources[0].size(1))};
   bool aligned = whole_quads(w) && whole_quads(u);
   aligned = aligned && (out.size(1) == 0 || whole_quads(out));
   aligned = aligned && (!norm.wanted() || (whole_quads(norm.y) && whole_quads(norm.w)));
@@ -275,7 +295,10 @@ void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
     aligned = aligned && whole_quads(source);
   }
   const auto kernel = aligned ? aggregate_rows<true> : aggregate_rows<false>;
-  launch(ctx, "attn_res", kernel, {static_cast<unsigned>(sources[0].size(0) * kCluster), kThreads},
+  launch(ctx, "attn_res", kernel,
+         {.grid = static_cast<unsigned>(sources[0].size(0) * args.cluster),
+          .block = kThreads,
+          .cluster = args.cluster},
          args);
 }
 
