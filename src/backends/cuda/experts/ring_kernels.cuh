@@ -5,9 +5,8 @@
 //           them in order: their rings never run dry between units.   Graph-safe.
 // Numerics  experts_kernels.cuh's, bit for bit.
 // Measured  2026-12-01 H200, K3 NVFP4, all launches in us, CTAs of at most 8 / 16 warps: 2 tokens
-//           194 / 218, 4 349 / 395, 8 893 / 737, 16 1646 / 1359, 64 4485 / 3713. One token: 16
-//           warps 119, of which down 39.1 and combine 2.9; 8 warps 112, of which gate_up 67.3 and
-//           42.7 down and combine as one kernel, since deleted; 8 warps without it: not measured.
+//           194 / 218, 4 349 / 395, 8 893 / 737, 16 1646 / 1359, 64 4485 / 3713. One token: 107 /
+//           119.
 //           k3-mid, k3-mini in MXFP4: no difference beyond noise.
 #pragma once
 
