@@ -36,18 +36,18 @@ class FakeGpu final : public AttributeProvider {
   std::map<int, int> values_;
 };
 
-TEST(DeviceInfo, TakesTheOversizedLimitOnlyWhereThereIsOne) {
+TEST(DeviceInfo, AsksForTheOversizedLimitOnlyWhereThereIsOne) {
   const DeviceInfo h200 = read_device_info(FakeGpu("H200", 9, 0, 132, 232448));
   EXPECT_EQ(h200.num_sms, 132);
   EXPECT_EQ(h200.smem_per_block, 232448);
-  EXPECT_FALSE(h200.oversized_smem);
+  EXPECT_EQ(h200.oversized_smem_per_block, 0);
 
   FakeGpu rubin("Rubin", 10, 7, 212, 232448);
-  EXPECT_EQ(read_device_info(rubin).smem_per_block, 232448);  // a driver that does not know it
+  EXPECT_EQ(read_device_info(rubin).oversized_smem_per_block, 0);  // the driver does not know it
   rubin.set(kAttrOversizedSmemPerBlock, 334848);
   const DeviceInfo info = read_device_info(rubin);
-  EXPECT_EQ(info.smem_per_block, 334848);
-  EXPECT_TRUE(info.oversized_smem);
+  EXPECT_EQ(info.smem_per_block, 232448);
+  EXPECT_EQ(info.oversized_smem_per_block, 334848);
 }
 
 TEST(DeviceInfo, RefusesWhatTheKernelsCannotRunOnByName) {

@@ -88,9 +88,9 @@ CudaDevice::~CudaDevice() {
 
 void* CudaDevice::allocate(std::size_t bytes) {
   void* pointer = nullptr;
-  const cudaError_t status =
-      options_.host_visible ? cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped)
-                            : cudaMalloc(&pointer, bytes);
+  const cudaError_t status = options_.host_visible
+                                 ? cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped)
+                                 : cudaMalloc(&pointer, bytes);
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     std::size_t free_bytes = 0;

@@ -32,7 +32,6 @@ class CudaDevice final : public Device {
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   [[nodiscard]] const DeviceInfo& info() const { return info_; }
   [[nodiscard]] const CudaOptions& options() const { return options_; }
-  [[nodiscard]] std::int64_t allocated_bytes() const { return allocated_bytes_; }
 
   /// After a launch: reports what it did wrong, and in host-visible mode waits for it.
   void launched(const char* op);
@@ -41,7 +40,6 @@ class CudaDevice final : public Device {
   CudaOptions options_;
   DeviceInfo info_;
   cudaStream_t stream_ = nullptr;
-  std::int64_t allocated_bytes_ = 0;
 };
 
 /// The device of a context whose table is cuda_backend().

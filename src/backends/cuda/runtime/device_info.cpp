@@ -1,7 +1,5 @@
 #include "backends/cuda/runtime/device_info.h"
 
-#include <algorithm>
-
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -16,9 +14,7 @@ DeviceInfo read_device_info(const AttributeProvider& provider) {
   info.num_sms = get(cudaDevAttrMultiProcessorCount);
   info.smem_per_block = get(kAttrSmemPerBlockOptin);
   if (info.major == 10 && info.minor == 7) {
-    const std::int64_t oversized = get(kAttrOversizedSmemPerBlock);
-    info.oversized_smem = oversized > info.smem_per_block;
-    info.smem_per_block = std::max(info.smem_per_block, oversized);
+    info.oversized_smem_per_block = get(kAttrOversizedSmemPerBlock);
   }
   info.smem_per_sm = get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   info.l2_bytes = get(cudaDevAttrL2CacheSize);

@@ -14,7 +14,8 @@ struct DeviceInfo {
   int minor = 0;
   int num_sms = 0;
   std::int64_t smem_per_block = 0;  // most dynamic shared memory a block may ask for, bytes
-  bool oversized_smem = false;      // reaching it takes the oversized mode (capability 10.7)
+  std::int64_t oversized_smem_per_block = 0;  // in the oversized mode of capability 10.7; 0: none.
+                                              // No kernel is launched in that mode yet
   std::int64_t smem_per_sm = 0;
   std::int64_t l2_bytes = 0;
   std::int64_t memory_bytes = 0;
