@@ -23,9 +23,14 @@ std::int64_t widest_table(std::span<const ScheduledChunk> chunks) {
 BatchBuilder::BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs,
                            std::int64_t max_pages_per_seq, Device& device)
     : device_(device),
-      max_rows_(std::max(max_rows, power_of_two_at_least(max_seqs))),
-      max_seqs_(power_of_two_at_least(max_seqs)),
-      max_pages_per_seq_(power_of_two_at_least(max_pages_per_seq)) {
+      max_rows_(max_rows),
+      max_seqs_(max_seqs),
+      max_pages_per_seq_(max_pages_per_seq) {
+  if (!device.host_visible()) {  // there, batches are padded to buckets
+    max_seqs_ = power_of_two_at_least(max_seqs);
+    max_rows_ = std::max(max_rows, max_seqs_);
+    max_pages_per_seq_ = power_of_two_at_least(max_pages_per_seq);
+  }
   std::int64_t size = 0;
   const auto place = [&](std::int64_t count) { return std::exchange(size, size + count); };
   at_.token_ids = place(max_rows_);

@@ -25,6 +25,9 @@ class BatchBuilder {
   BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs, std::int64_t max_pages_per_seq,
                Device& device);
 
+  /// The most rows and sequences of a batch, padding included.
+  [[nodiscard]] std::int64_t max_rows() const { return max_rows_; }
+  [[nodiscard]] std::int64_t max_seqs() const { return max_seqs_; }
   /// The smallest bucket for a step of pure decodes: powers of two.
   [[nodiscard]] BatchBucket bucket_of(std::span<const ScheduledChunk> chunks) const;
   /// The batch of `chunks`: chunk b is sequence b; logit_rows are the last rows of the chunks that

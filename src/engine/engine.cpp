@@ -1,20 +1,11 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 
 #include "core/arena.h"
 
 namespace tandem {
-namespace {
-
-/// Of a step padded to a bucket.
-std::int64_t max_rows_of_logits(const EngineOptions& options) {
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(options.num_seats())));
-}
-
-}  // namespace
 
 Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& options)
     : model_(model),
@@ -25,10 +16,9 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
       scheduler_(cache_, options_),
       batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len),
              *ctx.device),
-      sampler_(max_rows_of_logits(options), *ctx.device),
-      logits_(max_rows_of_logits(options) * model.vocab_size() * 4, *ctx.device),
-      routed_(options.max_batch_tokens * model.moe_layers() * model.experts_per_token() * 4,
-              *ctx.device),
+      sampler_(batch_.max_seqs(), *ctx.device),
+      logits_(batch_.max_seqs() * model.vocab_size() * 4, *ctx.device),
+      routed_(batch_.max_rows() * model.moe_layers() * model.experts_per_token() * 4, *ctx.device),
       routed_on_host_(usize(routed_.size_bytes()) / sizeof(std::int32_t)),
       routed_width_(model.moe_layers() * model.experts_per_token()),
       weight_version_(options.first_weight_version) {

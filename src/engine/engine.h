@@ -111,8 +111,8 @@ class Engine {
   BatchBuilder batch_;
   Sampler sampler_;
   std::vector<SampleTarget> decode_targets_;
-  Storage logits_;                            // [seats up to a power of two, V] fp32
-  Storage routed_;                            // [max_batch_tokens, moe_layers * top_k] int32
+  Storage logits_;                            // [batch_.max_seqs(), V] fp32
+  Storage routed_;                            // [batch_.max_rows(), moe_layers * top_k] int32
   std::vector<std::int32_t> routed_on_host_;  // its copy
   std::int64_t routed_width_;                 // moe_layers * top_k
   // Decode steps a device has recorded, by what they were recorded for; null: seen once, and run
