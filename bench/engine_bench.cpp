@@ -9,7 +9,6 @@
 // the share of each op (of the whole phase, prefill of the prompts included).
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
@@ -20,6 +19,7 @@
 #include "backends/cpu/cpu_backend.h"
 #include "core/checked_cast.h"
 #include "core/rng.h"
+#include "core/timing.h"
 #include "engine/engine.h"
 #include "models/registry.h"
 #include "tensor/storage.h"
@@ -30,17 +30,6 @@ namespace {
 constexpr int kRounds = 5;
 constexpr std::int64_t kPromptTokens = 128;
 constexpr std::int64_t kDecodeTokens = 64;
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 /// GB/s of summing 1 GiB with all threads: the ceiling of decode.
 class ReadBandwidth {

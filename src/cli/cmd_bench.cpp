@@ -1,6 +1,5 @@
 // tandem bench — what a model does on a device: one decode step, or the engine end to end.
 #include <algorithm>
-#include <chrono>
 
 #include <nlohmann/json.hpp>
 
@@ -8,6 +7,7 @@
 #include "cli/step_bench.h"
 #include "core/checked_cast.h"
 #include "core/rng.h"
+#include "core/timing.h"
 #include "models/registry.h"
 
 namespace tandem::cli {
@@ -92,13 +92,7 @@ Request random_request(const Model& model, std::int64_t prompt, std::int64_t tok
   return request;
 }
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// Prompt tokens per second from submission to the first token, the second time.
+/// Prompt tokens per second from submission to the first token, of the last of three rounds.
 double prefill_rate(const ExecCtx& ctx, const Model& model, std::int64_t tokens) {
   EngineOptions options;
   options.max_batch_tokens = tokens;
@@ -118,7 +112,7 @@ double prefill_rate(const ExecCtx& ctx, const Model& model, std::int64_t tokens)
 
 struct DecodeFigures {
   double tokens_per_s = 0;
-  double host_us = 0;  // of a step, from the call to its return; the device's time is within
+  double step_us = 0;  // from the call to its return, the device's time within
 };
 
 /// Of the steps in which all sequences decode.
@@ -148,9 +142,8 @@ DecodeFigures decode_rate(const ExecCtx& ctx, const Model& model, const BenchFla
       }
     }
   }
-  std::ranges::sort(steps);
-  const double median = steps[steps.size() / 2];
-  return {static_cast<double>(batch) / median, 1e6 * median};
+  const double step_s = median(std::move(steps));
+  return {static_cast<double>(batch) / step_s, 1e6 * step_s};
 }
 
 Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& global) {
@@ -169,10 +162,10 @@ Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& glob
     const DecodeFigures decode = decode_rate(ctx, **model, flags, batch);
     print_row(flags,
               fmt::format("decode batch {:>4}   {:>12.1f} tok/s {:>10.1f} us a step\n", batch,
-                          decode.tokens_per_s, decode.host_us),
+                          decode.tokens_per_s, decode.step_us),
               {{"decode_batch", batch},
                {"tokens_per_s", decode.tokens_per_s},
-               {"step_us", decode.host_us}});
+               {"step_us", decode.step_us}});
   }
   return kExitOk;
 }

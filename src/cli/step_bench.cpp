@@ -1,28 +1,17 @@
 #include "cli/step_bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 #include <utility>
 
 #include "core/checked_cast.h"
 #include "core/rng.h"
+#include "core/timing.h"
 
 namespace tandem::cli {
 namespace {
 
 constexpr std::int64_t kPageSize = 64;
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 std::int64_t pages_of(std::int64_t context) {
   return (context + kPageSize) / kPageSize;

@@ -1,23 +1,11 @@
-// activations.h — views into an arena. A layer's forward puts what its backward needs into the
-// arena it is given: the trainer's activation arena in training, a scope of the workspace (dropped
-// at once) in inference. The code is the same.
+// activations.h — how layers look at their activations. A layer's forward puts what its backward
+// needs into the arena it is given: the trainer's activation arena in training, a scope of the
+// workspace (dropped at once) in inference. The code is the same.
 #pragma once
 
-#include "core/arena.h"
-#include "tensor/view.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::nn {
-
-[[nodiscard]] inline F32Mat take_mat(Arena& arena, std::int64_t rows, std::int64_t cols) {
-  return {arena.take<float>(rows * cols).data(), {rows, cols}};
-}
-[[nodiscard]] inline I32Mat take_i32_mat(Arena& arena, std::int64_t rows, std::int64_t cols) {
-  return {arena.take<std::int32_t>(rows * cols).data(), {rows, cols}};
-}
-[[nodiscard]] inline F32Cube take_cube(Arena& arena, std::int64_t a, std::int64_t b,
-                                       std::int64_t c) {
-  return {arena.take<float>(a * b * c).data(), {a, b, c}};
-}
 
 /// [T, H * W] seen as [T, H, W].
 template <typename T>

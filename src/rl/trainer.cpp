@@ -8,15 +8,10 @@
 #include "core/check.h"
 #include "core/checked_cast.h"
 #include "core/rng.h"
+#include "core/timing.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Kinds of random streams of one run; part of every sampling key.
 constexpr std::uint64_t kRolloutStream = 1;

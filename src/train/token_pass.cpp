@@ -6,13 +6,10 @@
 #include "core/checked_cast.h"
 #include "ops/embed.h"
 #include "ops/loss.h"
+#include "tensor/arena_views.h"
 
 namespace tandem {
 namespace {
-
-F32Mat take_mat(Arena& arena, std::int64_t rows, std::int64_t cols) {
-  return {arena.take<float>(rows * cols).data(), {rows, cols}};
-}
 
 /// Host values where ops can read them.
 template <typename T>

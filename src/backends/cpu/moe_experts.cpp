@@ -18,6 +18,7 @@
 #include "backends/cpu/gemm/formats-inl.h"
 #include "backends/cpu/gemm/panel.h"
 #include "core/checked_cast.h"
+#include "tensor/arena_views.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::gemm::HWY_NAMESPACE {
@@ -147,10 +148,6 @@ Groups group_by_expert(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_exp
   return groups;
 }
 
-F32Mat take_mat(const ExecCtx& ctx, std::int64_t rows, std::int64_t cols) {
-  return {ctx.workspace->take<float>(rows * cols).data(), {rows, cols}};
-}
-
 /// Jobs of one linear layer per expert.
 struct Jobs {
   std::span<gemm::LinearJob> jobs;
@@ -191,10 +188,11 @@ void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32
   }
   const std::int64_t width = experts.w1[0].out;
   const Groups groups = group_by_expert(ctx, ids, isize(experts.w1));
-  const F32Mat gate = saved != nullptr ? saved->gate : take_mat(ctx, pairs, width);
-  const F32Mat up = saved != nullptr ? saved->up : take_mat(ctx, pairs, width);
-  const F32Mat expert_out = saved != nullptr ? saved->out : take_mat(ctx, pairs, out.size(1));
-  const F32Mat activated = saved != nullptr ? take_mat(ctx, pairs, width) : gate;
+  const F32Mat gate = saved != nullptr ? saved->gate : take_mat(*ctx.workspace, pairs, width);
+  const F32Mat up = saved != nullptr ? saved->up : take_mat(*ctx.workspace, pairs, width);
+  const F32Mat expert_out =
+      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, out.size(1));
+  const F32Mat activated = saved != nullptr ? take_mat(*ctx.workspace, pairs, width) : gate;
   Jobs jobs{ctx.workspace->take<gemm::LinearJob>(2 * isize(experts.w1))};
 
   jobs.add(groups, experts.w1, gate, x, true);
@@ -253,7 +251,7 @@ void experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const ExpertG
   const std::int64_t dim = d_out.size(1);
   const std::int64_t width = saved.gate.size(1);
   const Groups groups = group_by_expert(ctx, ids, num_experts);
-  const F32Mat d_pair = take_mat(ctx, pairs, dim);  // gradient of an expert's output
+  const F32Mat d_pair = take_mat(*ctx.workspace, pairs, dim);  // gradient of an expert's output
   const auto combine = HWY_DYNAMIC_DISPATCH(gemm::combine_rows);
   const auto dot = HWY_DYNAMIC_DISPATCH(gemm::dot);
   for_rows(ctx, ids.size(0), 3 * slots * dim, [&](std::int64_t t) {
@@ -265,10 +263,10 @@ void experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const ExpertG
     }
   });
 
-  const F32Mat activated = take_mat(ctx, pairs, width);
-  const F32Mat d_gate = take_mat(ctx, pairs, width);
-  const F32Mat d_up = take_mat(ctx, pairs, width);
-  const F32Mat d_pair_x = take_mat(ctx, pairs, dim);
+  const F32Mat activated = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_gate = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_up = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_pair_x = take_mat(*ctx.workspace, pairs, dim);
   Jobs jobs{ctx.workspace->take<gemm::LinearJob>(num_experts)};
   ctx.ops->act.situ(ctx, activated, saved.gate, saved.up, act);
   jobs.add(groups, experts_transposed.w2, d_up, d_pair, false);

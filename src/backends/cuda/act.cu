@@ -6,6 +6,7 @@
 #include "backends/cuda/families.h"
 #include "backends/cuda/map_rows.cuh"
 #include "backends/cuda/sigmoid.cuh"
+#include "backends/cuda/situ.cuh"
 
 namespace tandem::cuda {
 namespace {
@@ -13,8 +14,7 @@ namespace {
 struct Situ {
   SituParams p;
   __device__ void operator()(const float (&x)[2], float (&y)[1], std::int64_t) const {
-    const float second = p.linear_beta > 0 ? p.linear_beta * tanhf(x[1] / p.linear_beta) : x[1];
-    y[0] = p.beta * tanhf(x[0] / p.beta) * sigmoid(x[0]) * second;
+    y[0] = situ_value(x[0], x[1], p);
   }
 };
 

@@ -13,7 +13,7 @@
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/reduce_f64.cuh"
+#include "backends/cuda/reduce.cuh"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -66,8 +66,8 @@ __device__ __forceinline__ RowSoftmax row_softmax(const float* logits, std::int6
     // e z -> 0 as z -> -inf; a NaN must stay, so the test is for "is zero", not "is positive".
     weighted += e == 0.0F ? 0.0F : e * z;
   }
-  row.sum = block_sum_f64<kThreads>(static_cast<double>(sum), scratch.sums);
-  row.weighted = block_sum_f64<kThreads>(static_cast<double>(weighted), scratch.sums);
+  row.sum = block_sum<kThreads>(static_cast<double>(sum), scratch.sums);
+  row.weighted = block_sum<kThreads>(static_cast<double>(weighted), scratch.sums);
   return row;
 }
 

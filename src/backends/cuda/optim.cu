@@ -11,7 +11,7 @@
 #include "backends/cuda/gemm/layout.h"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/optim_kernels.h"
-#include "backends/cuda/reduce_f64.cuh"
+#include "backends/cuda/reduce.cuh"
 #include "core/checked_cast.h"
 
 namespace tandem::cuda {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
     const double value = static_cast<double>(values[i]);
     sum = fma(value, value, sum);
   }
-  sum = block_sum_f64<kThreads>(sum, scratch);
+  sum = block_sum<kThreads>(sum, scratch);
   if (threadIdx.x == 0) {
     partials[blockIdx.x] = sum;
   }
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kFinalThreads)
   for (std::int64_t i = threadIdx.x; i < count; i += kFinalThreads) {
     sum += partials[i];
   }
-  sum = block_sum_f64<kFinalThreads>(sum, scratch);
+  sum = block_sum<kFinalThreads>(sum, scratch);
   if (threadIdx.x == 0) {
     *total = sum;
   }

@@ -9,7 +9,8 @@ constexpr int kWarp = 32;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
 /// Every lane gets the sum (butterfly: the same bits in every lane).
-__device__ __forceinline__ float warp_sum(float value) {
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     value += __shfl_xor_sync(kFullWarp, value, offset);
@@ -25,21 +26,21 @@ __device__ __forceinline__ float warp_max(float value) {
   return value;
 }
 
-/// Every thread of a block of kThreads gets the sum. `scratch` holds kThreads / 32 floats; two
+/// Every thread of a block of kThreads gets the sum. `scratch` holds kThreads / 32 values; two
 /// calls in a row may use the same one.
-template <int kThreads>
-__device__ __forceinline__ float block_sum(float value, float* scratch) {
+template <int kThreads, typename T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
   value = warp_sum(value);
   if (threadIdx.x % kWarp == 0) {
     scratch[threadIdx.x / kWarp] = value;
   }
   __syncthreads();
-  float total = 0.0F;
+  T total = 0;
 #pragma unroll
   for (int warp = 0; warp < kThreads / kWarp; ++warp) {
     total += scratch[warp];
   }
-  __syncthreads();
+  __syncthreads();  // read by all before the next call writes
   return total;
 }
 

@@ -72,6 +72,22 @@ __device__ __forceinline__ void weigh(float* weights, const float* picked, int a
   }
 }
 
+/// The scores of a token's experts, to shared memory and to the output; also(e, score) for each.
+template <typename Also>
+__device__ __forceinline__ void score_experts(const RouteArgs& args, float* scores,
+                                              const Also& also) {
+  const float* const logits = args.logits.row(blockIdx.x);
+  float* const scores_out = args.scores.row(blockIdx.x);
+#pragma unroll 4
+  for (int e = static_cast<int>(threadIdx.x); e < args.num_experts; e += kWarp) {
+    const float score = sigmoid(logits[e]);
+    scores[e] = score;
+    also(e, score);
+    scores_out[e] = score;
+  }
+  __syncwarp();  // scores of other lanes' experts are picked from here on
+}
+
 __global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
   begin_kernel();
   extern __shared__ float shared[];
@@ -80,16 +96,8 @@ __global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
   float* const picked = scores + 2 * args.num_experts;                             // [A]
   const std::int64_t t = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
-  const float* const logits = args.logits.row(t);
-  float* const scores_out = args.scores.row(t);
-#pragma unroll 4
-  for (int e = lane; e < args.num_experts; e += kWarp) {
-    const float score = sigmoid(logits[e]);
-    scores[e] = score;
-    keys[e] = rank_key(score + args.bias[e]);
-    scores_out[e] = score;
-  }
-  __syncwarp();  // scores of other lanes' experts are picked below
+  score_experts(args, scores,
+                [&](int e, float score) { keys[e] = rank_key(score + args.bias[e]); });
   std::int32_t* const ids = args.ids.row(t);
   Lead lead = lane_best(keys, args.num_experts, lane);
   for (int a = 0; a < args.active; ++a) {
@@ -113,15 +121,7 @@ __global__ void __launch_bounds__(kWarp) replay_kernel(const RouteArgs args) {
   float* const picked = scores + args.num_experts;  // [A]
   const std::int64_t t = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
-  const float* const logits = args.logits.row(t);
-  float* const scores_out = args.scores.row(t);
-#pragma unroll 4
-  for (int e = lane; e < args.num_experts; e += kWarp) {
-    const float score = sigmoid(logits[e]);
-    scores[e] = score;
-    scores_out[e] = score;
-  }
-  __syncwarp();  // scores of other lanes' experts are picked below
+  score_experts(args, scores, [](int, float) {});
   const std::int32_t* const given = args.given.row(t);
   for (int a = lane; a < args.active; a += kWarp) {
     picked[a] = scores[given[a]];

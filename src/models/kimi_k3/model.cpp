@@ -1,13 +1,11 @@
 #include "models/kimi_k3/model.h"
 
 #include "models/kimi_k3/pass.h"
-#include "nn/activations.h"
 #include "ops/act.h"
 #include "ops/embed.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::kimi_k3 {
-
-using nn::take_mat;
 
 void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
                        LayerSaved& saved) const {

@@ -7,13 +7,11 @@
 #include "core/checked_cast.h"
 #include "models/kimi_k3/model.h"
 #include "models/kimi_k3/pass.h"
-#include "nn/activations.h"
 #include "ops/act.h"
 #include "ops/embed.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::kimi_k3 {
-
-using nn::take_mat;
 
 ConstF32Mat KimiK3::forward_train(const ExecCtx& ctx, const TrainBatch& batch, Arena& keep) {
   const SeqBatch seqs{batch.cu_seqlens, {}};

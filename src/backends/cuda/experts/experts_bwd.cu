@@ -11,6 +11,7 @@
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/reduce.cuh"
 #include "ops/op_table.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::cuda {
 namespace {
@@ -65,10 +66,6 @@ void launch_pairs(const ExecCtx& ctx, const PairArgs& args) {
   launch(ctx, "experts_bwd", pair_kernel, {grid, kThreads}, args);
 }
 
-F32Mat take_mat(const ExecCtx& ctx, std::int64_t rows, std::int64_t cols) {
-  return {ctx.workspace->take<float>(rows * cols).data(), {rows, cols}};
-}
-
 }  // namespace
 
 void exact_experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const ExpertGrads& grads,
@@ -91,15 +88,15 @@ void exact_experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const E
   tokens.pairs = groups.pair_order;
   tokens.slots = static_cast<std::int32_t>(slots);
 
-  const F32Mat d_pair = take_mat(ctx, pairs, dim);  // gradient of an expert's output
+  const F32Mat d_pair = take_mat(*ctx.workspace, pairs, dim);  // gradient of an expert's output
   launch_pairs(ctx, {device_mat(d_weights), device_mat(d_pair), device_mat(d_out),
                      device_mat(ConstF32Mat(saved.out)), device_mat(weights), groups.position,
                      pairs, slots, dim});
 
-  const F32Mat activated = take_mat(ctx, pairs, width);
-  const F32Mat d_gate = take_mat(ctx, pairs, width);
-  const F32Mat d_up = take_mat(ctx, pairs, width);
-  const F32Mat d_pair_x = take_mat(ctx, pairs, dim);
+  const F32Mat activated = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_gate = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_up = take_mat(*ctx.workspace, pairs, width);
+  const F32Mat d_pair_x = take_mat(*ctx.workspace, pairs, dim);
   ctx.ops->act.situ(ctx, activated, saved.gate, saved.up, act);
   exact_linear_grouped(ctx, d_up, d_pair, transposed.w2, rows, false);
   ctx.ops->act.situ_bwd(ctx, d_gate, d_up, d_up, saved.gate, saved.up, act);

@@ -4,16 +4,9 @@
 #include "backends/cuda/experts/exact.h"
 #include "backends/cuda/gemm/exact.h"
 #include "ops/op_table.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::cuda {
-namespace {
-
-F32Mat take_mat(const ExecCtx& ctx, std::int64_t rows, std::int64_t cols) {
-  return {ctx.workspace->take<float>(rows * cols).data(), {rows, cols}};
-}
-
-}  // namespace
-
 void exact_experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
                    ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
                    SituParams act) {
@@ -26,10 +19,11 @@ void exact_experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, Co
   const std::int64_t width = experts.w1[0].out;
   const ExpertGroups groups =
       group_by_expert(ctx, ids, static_cast<std::int64_t>(experts.w1.size()));
-  const F32Mat gate = saved != nullptr ? saved->gate : take_mat(ctx, pairs, width);
-  const F32Mat up = saved != nullptr ? saved->up : take_mat(ctx, pairs, width);
-  const F32Mat expert_out = saved != nullptr ? saved->out : take_mat(ctx, pairs, out.size(1));
-  const F32Mat activated = saved != nullptr ? take_mat(ctx, pairs, width) : gate;
+  const F32Mat gate = saved != nullptr ? saved->gate : take_mat(*ctx.workspace, pairs, width);
+  const F32Mat up = saved != nullptr ? saved->up : take_mat(*ctx.workspace, pairs, width);
+  const F32Mat expert_out =
+      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, out.size(1));
+  const F32Mat activated = saved != nullptr ? take_mat(*ctx.workspace, pairs, width) : gate;
   const GroupedRows rows{groups.expert_begin, nullptr, 1, pairs};
   GroupedRows tokens = rows;
   tokens.pairs = groups.pair_order;

@@ -1,8 +1,9 @@
-// experts_kernels.cuh — the routed experts on the tensor cores.   Contract: experts/tensor.h
-// Oracle: ops/ref/moe_ref.h with activations rounded to bf16 before each product, to fp32 accuracy.
-// Traffic   up to 8 tokens of an expert: its weights once; memory bound. More: once a tile of
-// tokens. Launch    grid (outputs, work items): CTAs of one expert run together, items beyond the
-// last exit.
+// experts_kernels.cuh — the routed experts on the tensor cores.
+// Contract  experts/tensor.h
+// Oracle    ops/ref/moe_ref.h with activations rounded to bf16 before each product, to fp32
+// accuracy Traffic   up to 8 tokens of an expert: its weights once; memory bound. More: once a tile
+// of tokens. Launch    grid (outputs, work items): CTAs of one expert run together, items beyond
+// the last exit.
 //           Graph-safe.
 // Numerics  gemm/layout.h's segments, then scale_2, SiTU in fp32, one rounding to bf16. A pair's
 // row
@@ -11,10 +12,10 @@
 
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/ring_kernels.cuh"
-#include "backends/cuda/experts/situ.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/gemm/tile.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/situ.cuh"
 
 namespace tandem::cuda {
 

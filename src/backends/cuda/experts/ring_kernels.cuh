@@ -11,10 +11,10 @@
 #pragma once
 
 #include "backends/cuda/experts/experts_launch.cuh"
-#include "backends/cuda/experts/situ.cuh"
 #include "backends/cuda/gemm/ring.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/situ.cuh"
 
 namespace tandem::cuda {
 

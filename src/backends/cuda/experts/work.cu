@@ -1,12 +1,11 @@
-// work.cu — work items of the experts' kernels, and the sum of their rows.   Contract:
-// experts/work.cuh Traffic   items: E + 1 counts, 12 bytes an item. combine: A + 1 rows a token;
-// memory bound. Launch    items: one CTA, a thread an expert. combine: one thread an element,
-// grid-stride over
-//           tokens. Graph-safe.
-// Numerics  combine: one fused multiply-add chain in slot order.
+// work.cu — work items of the experts' kernels, and the sum of their rows.
+// Contract  experts/work.cuh
+// Traffic   items: E + 1 counts, 12 bytes an item. The sum: combine_rows.cuh.
+// Launch    items: one CTA, a thread an expert. Graph-safe.
 #include <algorithm>
 
 #include "backends/cuda/device_view.cuh"
+#include "backends/cuda/experts/combine_rows.cuh"
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/group.h"
 #include "backends/cuda/experts/work.cuh"
@@ -17,7 +16,6 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kItemThreads = kMaxExperts;
-constexpr int kCombineThreads = 256;
 
 /// The sum of `value` over the threads before this one, and over all.
 struct Prefix {
@@ -68,35 +66,16 @@ __global__ void __launch_bounds__(kItemThreads)
   }
 }
 
-struct CombineArgs {
-  Mat<float> out;
-  Mat<const float> y;
+/// The row of a pair in order of pairs; a pair whose id is no expert has none that was written.
+struct PairRow {
   Mat<const std::int32_t> ids;
-  Mat<const float> weights;
-  std::int64_t tokens;
-  std::int64_t cols;
-  int slots;
-  int num_experts;
+  std::int64_t slots;
+  std::int32_t num_experts;
+  __device__ std::int64_t operator()(std::int64_t t, std::int64_t a) const {
+    const std::int32_t id = ids.row(t)[a];
+    return id >= 0 && id < num_experts ? t * slots + a : -1;
+  }
 };
-
-__global__ void __launch_bounds__(kCombineThreads) combine(const CombineArgs p) {
-  begin_kernel();
-  const std::int64_t col = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x;
-  if (col >= p.cols) {
-    return;
-  }
-  for (std::int64_t t = blockIdx.y; t < p.tokens; t += gridDim.y) {
-    float sum = 0.0F;
-#pragma unroll 4
-    for (int a = 0; a < p.slots; ++a) {
-      const std::int32_t id = p.ids.row(t)[a];
-      if (id >= 0 && id < p.num_experts) {  // else its row of y is not written
-        sum = fmaf(p.weights.row(t)[a], p.y.row(t * p.slots + a)[col], sum);
-      }
-    }
-    p.out.row(t)[col] = sum;
-  }
-}
 
 }  // namespace
 
@@ -116,12 +95,11 @@ ExpertWork expert_work(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_exp
 }
 
 void combine_pairs(const ExecCtx& ctx, const CombineSlots& args) {
-  const dim3 grid(static_cast<unsigned>((args.out.size(1) + kCombineThreads - 1) / kCombineThreads),
-                  static_cast<unsigned>(std::min<std::int64_t>(args.out.size(0), 65535)));
-  launch(ctx, "experts", combine, {grid, kCombineThreads},
-         CombineArgs{device_mat(args.out), device_mat(args.y), device_mat(args.ids),
-                     device_mat(args.weights), args.out.size(0), args.out.size(1),
-                     static_cast<int>(args.ids.size(1)), static_cast<int>(args.num_experts)});
+  const std::int64_t slots = args.ids.size(1);
+  launch_combine(ctx,
+                 {device_mat(args.out), device_mat(args.y), device_mat(args.weights),
+                  args.out.size(0), args.out.size(1), slots},
+                 PairRow{device_mat(args.ids), slots, static_cast<std::int32_t>(args.num_experts)});
 }
 
 }  // namespace tandem::cuda

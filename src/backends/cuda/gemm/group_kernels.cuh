@@ -1,8 +1,9 @@
-// group_kernels.cuh — several independent linear layers on the decode path.   Contract:
-// gemm/tensor.h Oracle: linear_kernels.cuh, bit for bit. Traffic   every weight byte once; memory
-// bound. Launch    grid (groups of row blocks of all layers, one layer behind the other, *
-// cluster); one
-//           plan for all of them. Graph-safe.
+// group_kernels.cuh — several independent linear layers on the decode path.
+// Contract  gemm/tensor.h
+// Oracle    linear_kernels.cuh, bit for bit
+// Traffic   every weight byte once; memory bound.
+// Launch    grid (groups of row blocks of all layers, one layer behind the other, times cluster);
+//           one plan for all of them. Graph-safe.
 // Numerics  stream_layer.cuh; no plan changes a bit.
 #pragma once
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "backends/cuda/gemm/dequant.cuh"
+#include "backends/cuda/gemm/multiply_tile.cuh"
 #include "backends/cuda/gemm/plan.h"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 
@@ -146,19 +147,7 @@ __device__ __forceinline__ void multiply_ring_tiles(float (&acc)[kBlocks][4],
     const uint4 high = *reinterpret_cast<const uint4*>(inputs + i * 128 + 64);
     const std::uint32_t b[kStepsPerTile][2] = {
         {low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
-    TileScales of_tile[kBlocks];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
-      of_tile[m] = scales_of_tile<F>(scales[m], i);
-    }
-    each_step([&](auto step) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        std::uint32_t a[4];
-        a_fragment<F, step.value>(a, segment.raw[i][m], of_tile[m]);
-        ptx::mma_m16n8k16_bf16(acc[m], a, b[step.value]);
-      }
-    });
+    multiply_tile<F>(acc, segment.raw[i], scales, i, b);
   }
 }
 

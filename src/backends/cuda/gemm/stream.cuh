@@ -15,6 +15,7 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/dequant.cuh"
+#include "backends/cuda/gemm/multiply_tile.cuh"
 #include "backends/cuda/gemm/plan.h"
 
 namespace tandem::cuda {
@@ -96,19 +97,7 @@ __device__ __forceinline__ void stream_tiles(float (&acc)[kBlocks][4],
     for (int step = 0; step < kStepsPerTile; ++step) {
       inputs.load(b[step], first_input + (i * kStepsPerTile + step) * 16);
     }
-    TileScales of_tile[kBlocks];
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) {
-      of_tile[m] = scales_of_tile<F>(scales[m], i);
-    }
-    each_step([&](auto step) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        std::uint32_t a[4];
-        a_fragment<F, step.value>(a, raw[i][m], of_tile[m]);
-        ptx::mma_m16n8k16_bf16(acc[m], a, b[step.value]);
-      }
-    });
+    multiply_tile<F>(acc, raw[i], scales, i, b);
   }
 }
 
