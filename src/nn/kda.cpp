@@ -25,8 +25,8 @@ KdaInputs Kda::inputs(const Saved& saved) const {
           saved.beta};
 }
 
-Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBatch& seqs,
-                        const KdaCacheView* cache, Arena& keep) const {
+Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                        const SeqBatch& seqs, const KdaCacheView* cache, Arena& keep) const {
   const std::int64_t rows = x.size(0);
   const std::int64_t p = width();
   const F32Mat qkv = take_mat(keep, rows, 3 * p);
@@ -65,7 +65,7 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
                      cache != nullptr ? cache->states : KdaStatePool{}, seqs, checkpoints);
   ops::rms_norm_gated(ctx, as_heads(normed, num_heads), as_heads(o, num_heads),
                       as_heads(gate_out, num_heads), o_norm->value_vec(), norm_eps);
-  o_proj.forward(ctx, y, normed);
+  ops::linear_sum(ctx, y, base, std::array{o_proj.term(normed)});
   return saved;
 }
 

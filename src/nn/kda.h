@@ -45,9 +45,9 @@ class Kda {
     const float* checkpoints = nullptr;
   };
 
-  /// y [T, D] = mixer(x). `cache` is null in training: states start at zero, and checkpoints for
-  /// the backward are kept.
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBatch& seqs,
+  /// y [T, D] = base + mixer(x); base may be empty or y. `cache` is null in training: states start
+  /// at zero, and checkpoints for the backward are kept.
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x, const SeqBatch& seqs,
                 const KdaCacheView* cache, Arena& keep) const;
   /// d_x is overwritten.
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const SeqBatch& seqs,
