@@ -34,8 +34,9 @@ TEST(FakeModel, NoticesEveryKindOfWrongCache) {
   EXPECT_NE(logits_of_last([](SeqCache& c) { c.pages[0] = PageId{3}; }), expected);
   EXPECT_NE(logits_of_last([&](SeqCache&) { cache.buffers().state_layers[1].conv.data()[0] = 0; }),
             expected);
-  EXPECT_NE(logits_of_last([&](SeqCache&) { cache.buffers().latent_layers[1].data()[0] += 1; }),
-            expected);
+  EXPECT_NE(
+      logits_of_last([&](SeqCache&) { cache.buffers().latent_layers[1].data[0] ^= std::byte{1}; }),
+      expected);
   cache.release(seq);
 }
 
