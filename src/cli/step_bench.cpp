@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "core/checked_cast.h"
@@ -17,23 +18,24 @@ std::int64_t pages_of(std::int64_t context) {
   return (context + kPageSize) / kPageSize;
 }
 
-/// Writes random numbers of some 0.1 over all of a buffer.
-void randomise(Device& device, float* data, std::int64_t floats, const std::vector<float>& values) {
-  for (std::int64_t begin = 0; begin < floats; begin += isize(values)) {
-    const std::int64_t count = std::min(isize(values), floats - begin);
-    device.upload(data + begin, values.data(), usize(count) * sizeof(float));
+/// Repeats `pattern` over all of a buffer.
+void fill(Device& device, void* data, std::int64_t bytes, std::span<const std::byte> pattern) {
+  for (std::int64_t begin = 0; begin < bytes; begin += isize(pattern)) {
+    const std::int64_t count = std::min(isize(pattern), bytes - begin);
+    device.upload(static_cast<std::byte*>(data) + begin, pattern.data(), usize(count));
   }
 }
 
 }  // namespace
 
-StepBench::StepBench(const ExecCtx& ctx, const Model& model, std::int64_t batch,
-                     std::int64_t context)
+StepBench::StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& spec,
+                     std::int64_t batch, std::int64_t context)
     : ctx_(ctx),
       model_(model),
+      spec_(spec),
       batch_(batch),
       context_(context),
-      cache_(model.cache_spec(), batch * pages_of(context), kPageSize, batch, *ctx.device),
+      cache_(spec, batch * pages_of(context), kPageSize, batch, *ctx.device),
       builder_(batch, batch, pages_of(context), *ctx.device),
       sampler_(batch, *ctx.device),
       logits_(batch * model.vocab_size() * 4, *ctx.device),
@@ -55,14 +57,18 @@ StepBench::StepBench(const ExecCtx& ctx, const Model& model, std::int64_t batch,
 void StepBench::fill_caches() {
   std::vector<float> values(std::size_t{1} << 22);
   Rng rng(11);
+  // Some 0.1 each.
   std::ranges::generate(values, [&] { return static_cast<float>(0.2 * (rng.uniform() - 0.5)); });
   const CacheBuffers& buffers = cache_.buffers();
-  for (const F32Mat& rows : buffers.latent_layers) {
-    randomise(*ctx_.device, rows.data(), rows.numel(), values);
+  std::vector<std::byte> pattern;
+  for (const LatentRows& rows : buffers.latent_layers) {
+    pattern.resize(usize(isize(values) * element_bytes(rows.format)));
+    encode_latent(pattern.data(), rows.format, values);
+    fill(*ctx_.device, rows.data, rows.num_rows * rows.row_bytes, pattern);
   }
   for (std::size_t i = 0; i < buffers.state_layers.size(); ++i) {
-    randomise(*ctx_.device, buffers.state_layers[i].states,
-              batch_ * model_.cache_spec().state_layers[i].state_floats(), values);
+    fill(*ctx_.device, buffers.state_layers[i].states,
+         batch_ * spec_.state_layers[i].state_floats() * 4, std::as_bytes(std::span(values)));
   }
 }
 
@@ -120,19 +126,18 @@ StepFigures StepBench::run(int num_steps) {
     ctx_.device->synchronize();
     seconds.push_back(seconds_since(start) / num_steps);
   }
-  const CacheSpec& spec = model_.cache_spec();
   return {.seconds = median(seconds),
           .num_ops = recording ? recording->num_ops() : 0,
           .weight_bytes = weight_bytes_read,
           .cache_bytes = static_cast<double>(
-              batch_ * (2 * spec.bytes_per_sequence() + context_ * spec.bytes_per_token()))};
+              batch_ * (2 * spec_.bytes_per_sequence() + context_ * spec_.bytes_per_token()))};
 }
 
 double copy_bandwidth(Device& device) {
   const std::int64_t bytes = std::int64_t{2} << 30;
   Storage from(bytes, device);
   Storage to(bytes, device);
-  randomise(device, from.as<float>().data(), bytes / 4, std::vector<float>(1 << 20, 1.25F));
+  fill(device, from.data(), bytes, std::vector<std::byte>(1 << 22, std::byte{0x3F}));
   std::vector<double> seconds;
   for (int i = 0; i < 7; ++i) {
     device.synchronize();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensor/latent_rows.h"
 #include "tensor/view.h"
 
 namespace tandem {
@@ -24,14 +25,18 @@ struct StateSpec {
 struct CacheSpec {
   std::vector<StateSpec> state_layers;  // one an KDA layer, in layer order
   std::vector<std::int64_t>
-      latent_widths;  // one an MLA layer, in layer order: floats per cached token
+      latent_widths;  // one an MLA layer, in layer order: elements per cached token
+  /// Of the cached rows. A model says what suits its weights; the engine may take another one,
+  /// unless `trainable`: training attends over fp32 rows, so its rollouts must as well.
+  LatentFormat latent_format = LatentFormat::kF32;
+  bool trainable = false;
 
   [[nodiscard]] std::int64_t bytes_per_token() const {
-    std::int64_t floats = 0;
+    std::int64_t elements = 0;
     for (const std::int64_t width : latent_widths) {
-      floats += width;
+      elements += width;
     }
-    return floats * 4;
+    return elements * element_bytes(latent_format);
   }
   [[nodiscard]] std::int64_t bytes_per_sequence() const {
     std::int64_t floats = 0;
@@ -55,7 +60,7 @@ struct CacheBuffers {
   std::int64_t num_pages = 0;
   std::int64_t page_size = 0;
   std::vector<StateBuffer> state_layers;  // parallel to CacheSpec::state_layers
-  std::vector<F32Mat>
+  std::vector<LatentRows>
       latent_layers;  // [pages * page_size, width], parallel to CacheSpec::latent_widths
 };
 

@@ -77,28 +77,20 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32
   const F32Mat cq = take_mat(keep, rows, q_a_proj.out());
   const F32Mat q = take_mat(keep, rows, q_b_proj.out());
   const F32Mat kv_raw = take_mat(keep, rows, cache_width());
-  const F32Mat kv = take_mat(keep, rows, cache_width());
+  const F32Mat kv = use == nullptr ? take_mat(keep, rows, cache_width()) : F32Mat{};
   const F32Mat gate = take_mat(keep, rows, num_heads * v_head_dim);
-  ops::linear_group(
-      ctx, std::array{q_a_proj.call(cq_raw, x), kv_a_proj.call(kv_raw, x), g_proj.call(gate, x)});
-  q_a_norm.forward(ctx, cq, cq_raw);
-  q_b_proj.forward(ctx, q, cq);
-
-  kv_a_norm.forward(ctx, kv.cols(0, kv_lora_rank), kv_raw.cols(0, kv_lora_rank));
-  ops::copy(ctx, as_heads(kv.cols(kv_lora_rank, qk_rope_head_dim), 1),
-            as_heads(kv_raw.cols(kv_lora_rank, qk_rope_head_dim), 1));
-
-  const F32Cube q_full = take_cube(keep, rows, num_heads, cache_width());
-  const F32Cube q_heads = as_heads(q, num_heads);
-  ops::linear_heads(ctx, q_full.cols(0, kv_lora_rank), q_heads.cols(0, qk_nope_head_dim), w_uk_);
-  ops::copy(ctx, q_full.cols(kv_lora_rank, qk_rope_head_dim),
-            q_heads.cols(qk_nope_head_dim, qk_rope_head_dim));
-
+  const F32Cube q_lat = take_cube(keep, rows, num_heads, kv_lora_rank);
   const F32Cube o_lat = take_cube(keep, rows, num_heads, kv_lora_rank);
   const F32Mat lse = use == nullptr ? take_mat(keep, rows, num_heads) : F32Mat{};
   const F32Mat o = take_mat(keep, rows, num_heads * v_head_dim);
   const F32Mat gated = take_mat(keep, rows, num_heads * v_head_dim);
-  const Saved saved{x, cq_raw, cq, q, kv_raw, kv, q_full, o_lat, lse, o, gate, gated};
+  const Saved saved{x, cq_raw, cq, q, kv_raw, kv, q_lat, o_lat, lse, o, gate, gated};
+
+  ops::linear_group(
+      ctx, std::array{q_a_proj.call(cq_raw, x), kv_a_proj.call(kv_raw, x), g_proj.call(gate, x)});
+  prepare(ctx, cq, kv, saved, use);
+  q_b_proj.forward(ctx, q, cq);
+  ops::linear_heads(ctx, q_lat, as_heads(q, num_heads).cols(0, qk_nope_head_dim), w_uk_);
   attend(ctx, saved, o_lat, lse, cu_seqlens, use);
   ops::linear_heads(ctx, as_heads(o, num_heads), o_lat, w_uv_);
   ops::sigmoid_gate(ctx, gated, o, gate);
@@ -106,16 +98,33 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32
   return saved;
 }
 
+MlaQuery Mla::query_of(const Saved& saved) const {
+  return {saved.q_lat, as_heads(saved.q, num_heads).cols(qk_nope_head_dim, qk_rope_head_dim)};
+}
+
+void Mla::prepare(const ExecCtx& ctx, F32Mat cq, F32Mat kv, const Saved& saved,
+                  const MlaCacheUse* use) const {
+  ops::mla_prepare(ctx, {.cq = cq,
+                         .kv = kv,
+                         .rows = use != nullptr ? use->rows : LatentRows(),
+                         .cq_raw = saved.cq_raw,
+                         .q_weight = q_a_norm.weight->value_vec(),
+                         .kv_raw = saved.kv_raw,
+                         .kv_weight = kv_a_norm.weight->value_vec(),
+                         .slot_mapping = use != nullptr ? use->slot_mapping : ConstI32Vec(),
+                         .q_eps = q_a_norm.eps,
+                         .kv_eps = kv_a_norm.eps});
+}
+
 void Mla::attend(const ExecCtx& ctx, const Saved& saved, F32Cube o_lat, F32Mat lse,
                  ConstI32Vec cu_seqlens, const MlaCacheUse* use) const {
   if (use != nullptr) {
-    ops::mla_store(ctx, use->keys.rows, saved.kv, use->slot_mapping);
-    ops::mla_absorbed(ctx, o_lat, lse, saved.q_full, use->keys, use->batch, scale());
+    const MlaCacheView keys{use->rows, use->page_table, use->page_size};
+    ops::mla_absorbed(ctx, o_lat, lse, query_of(saved), keys, use->batch, scale());
     return;
   }
-  const F32Mat own_rows{const_cast<float*>(saved.kv.data()),
-                        saved.kv.shape()};  // only read: `rows` is mutable for store()
-  ops::mla_absorbed(ctx, o_lat, lse, saved.q_full, {own_rows, {}, 1}, {cu_seqlens, {}}, scale());
+  ops::mla_absorbed(ctx, o_lat, lse, query_of(saved), {ConstLatentRows(saved.kv), {}, 1},
+                    {cu_seqlens, {}}, scale());
 }
 
 void Mla::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstI32Vec cu_seqlens,
@@ -134,15 +143,16 @@ void Mla::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstI32Vec 
   g_proj.backward(ctx, d_x, d_gate, saved.x, kOverwrite);
 
   const F32Cube d_o_lat = take_cube(work, rows, num_heads, kv_lora_rank);
-  const F32Cube d_q_full = take_cube(work, rows, num_heads, cache_width());
+  const F32Cube d_q_lat = take_cube(work, rows, num_heads, kv_lora_rank);
+  const F32Mat d_q = take_mat(work, rows, q_b_proj.out());
+  const F32Cube d_q_heads = as_heads(d_q, num_heads);
   const F32Mat d_kv = take_mat(work, rows, cache_width());
   const ConstF32Cube d_o_heads = as_heads(ConstF32Mat(d_o), num_heads);
   ops::linear_heads(ctx, d_o_lat, d_o_heads, w_uv_t_);
-  ops::mla_absorbed_bwd(ctx, d_q_full, d_kv, d_o_lat, saved.q_full, saved.kv, saved.o_lat,
-                        saved.lse, cu_seqlens, scale());
-
-  const F32Mat d_q = take_mat(work, rows, q_b_proj.out());
-  backward_kv_b(ctx, d_q, d_q_full, d_o_heads, saved);
+  ops::mla_absorbed_bwd(ctx, {d_q_lat, d_q_heads.cols(qk_nope_head_dim, qk_rope_head_dim)}, d_kv,
+                        d_o_lat, query_of(saved), saved.kv, saved.o_lat, saved.lse, cu_seqlens,
+                        scale());
+  backward_kv_b(ctx, d_q_heads.cols(0, qk_nope_head_dim), d_q_lat, d_o_heads, saved);
 
   const F32Mat d_cq = take_mat(work, rows, q_a_proj.out());
   const F32Mat d_cq_raw = take_mat(work, rows, q_a_proj.out());
@@ -158,14 +168,10 @@ void Mla::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstI32Vec 
   kv_a_proj.backward(ctx, d_x, d_kv_raw, saved.x, kAccumulate);
 }
 
-/// Gradients of W_UK and W_UV (slices of kv_b_proj), and of q from [q_lat | q_s].
-void Mla::backward_kv_b(const ExecCtx& ctx, F32Mat d_q, ConstF32Cube d_q_full, ConstF32Cube d_o,
+/// Gradients of W_UK and W_UV (slices of kv_b_proj), and of q_n from q_lat.
+void Mla::backward_kv_b(const ExecCtx& ctx, F32Cube d_q_n, ConstF32Cube d_q_lat, ConstF32Cube d_o,
                         const Saved& saved) const {
-  const F32Cube d_q_heads = as_heads(d_q, num_heads);
-  ops::linear_heads(ctx, d_q_heads.cols(0, qk_nope_head_dim), d_q_full.cols(0, kv_lora_rank),
-                    w_uk_t_);
-  ops::copy(ctx, d_q_heads.cols(qk_nope_head_dim, qk_rope_head_dim),
-            d_q_full.cols(kv_lora_rank, qk_rope_head_dim));
+  ops::linear_heads(ctx, d_q_n, d_q_lat, w_uk_t_);
 
   const F32Mat grad = kv_b_->grad_mat();
   const ConstF32Cube q_heads = as_heads(saved.q, num_heads);
@@ -176,7 +182,7 @@ void Mla::backward_kv_b(const ExecCtx& ctx, F32Mat d_q, ConstF32Cube d_q_full, C
     const std::int64_t first = h * (qk_nope_head_dim + v_head_dim);
     // q_lat = q_n W_UK, so d_W_UK[n, c] = sum_t q_n[t, n] d_q_lat[t, c].
     ops::weight_grad(ctx, grad.rows(first, qk_nope_head_dim), head(q_heads, h, qk_nope_head_dim),
-                     head(d_q_full, h, kv_lora_rank));
+                     head(d_q_lat, h, kv_lora_rank));
     ops::weight_grad(ctx, grad.rows(first + qk_nope_head_dim, v_head_dim), head(d_o, h, v_head_dim),
                      head(saved.o_lat, h, kv_lora_rank));
   }

@@ -14,8 +14,10 @@ namespace tandem::nn {
 
 /// Where this call's latent rows go and where the keys are.
 struct MlaCacheUse {
-  MlaCacheView keys;
-  ConstI32Vec slot_mapping;  // [T] row of `keys.rows` for each new token; empty in training
+  LatentRows rows;
+  ConstI32Mat page_table;
+  std::int64_t page_size = 1;
+  ConstI32Vec slot_mapping;  // [T] row of `rows` for each new token
   MlaBatch batch;
 };
 
@@ -39,8 +41,8 @@ class Mla {
     ConstF32Mat x;           // [T, D]
     ConstF32Mat cq_raw, cq;  // [T, q_lora] before and after the norm
     ConstF32Mat q;           // [T, H * (DN+DR)]
-    ConstF32Mat kv_raw, kv;  // [T, DL+DR] before the norm, and the cache row
-    ConstF32Cube q_full;     // [T, H, DL+DR] = [q_lat | q_s]
+    ConstF32Mat kv_raw, kv;  // [T, DL+DR] before the norm, and after (kv: training only)
+    ConstF32Cube q_lat;      // [T, H, DL]
     ConstF32Cube o_lat;      // [T, H, DL]
     ConstF32Mat lse;         // [T, H]
     ConstF32Mat o;           // [T, H * V]
@@ -62,9 +64,12 @@ class Mla {
   [[nodiscard]] float scale() const;
   [[nodiscard]] WeightRef head_rows(const WeightRef& weight, std::int64_t head, std::int64_t begin,
                                     std::int64_t count) const;
+  [[nodiscard]] MlaQuery query_of(const Saved& saved) const;
+  void prepare(const ExecCtx& ctx, F32Mat cq, F32Mat kv, const Saved& saved,
+               const MlaCacheUse* use) const;
   void attend(const ExecCtx& ctx, const Saved& saved, F32Cube o_lat, F32Mat lse,
               ConstI32Vec cu_seqlens, const MlaCacheUse* use) const;
-  void backward_kv_b(const ExecCtx& ctx, F32Mat d_q, ConstF32Cube d_q_full, ConstF32Cube d_o,
+  void backward_kv_b(const ExecCtx& ctx, F32Cube d_q_n, ConstF32Cube d_q_lat, ConstF32Cube d_o,
                      const Saved& saved) const;
 
   Parameter* kv_b_ = nullptr;

@@ -1,6 +1,7 @@
 #include "ops/mla.h"
 
 #include "ops/check_seqs.h"
+#include "ops/check_views.h"
 #include "ops/op_table.h"
 
 namespace tandem {
@@ -14,7 +15,8 @@ void check_dense_rows(const TensorView<T, Rank>& x) {
 void check_pages(const ExecCtx& ctx, const MlaCacheView& cache, const MlaBatch& batch,
                  std::int64_t query_rows) {
   if (cache.is_batch()) {
-    TDM_CHECK(cache.rows.size(0) == query_rows, cache.rows.size(0), query_rows);
+    TDM_CHECK(cache.rows.num_rows == query_rows, cache.rows.num_rows, query_rows);
+    TDM_CHECK(cache.rows.format == LatentFormat::kF32);
     return;
   }
   const std::int64_t num_seqs = batch.cu_seqlens.size(0) - 1;
@@ -29,60 +31,93 @@ void check_pages(const ExecCtx& ctx, const MlaCacheView& cache, const MlaBatch& 
     TDM_CHECK(pages <= cache.page_table.size(1), b, keys, cache.page_table.size(1));
     for (std::int64_t page = 0; page < pages; ++page) {
       const std::int64_t id = cache.page_table(b, page);
-      TDM_CHECK(id >= 0 && (id + 1) * cache.page_size <= cache.rows.size(0), b, page, id);
+      TDM_CHECK(id >= 0 && (id + 1) * cache.page_size <= cache.rows.num_rows, b, page, id);
     }
   }
+}
+
+void check_rows(const LatentRows& rows, std::int64_t width) {
+  TDM_CHECK(rows.width == width, rows.width, width);
+  TDM_CHECK(rows.row_bytes >= width * element_bytes(rows.format), rows.row_bytes, width);
+}
+
+void check_slots(const ExecCtx& ctx, const LatentRows& rows, ConstI32Vec slot_mapping) {
+  for (std::int64_t t = 0; t < slot_mapping.size(0) && ctx.host_reads(); ++t) {
+    TDM_CHECK(slot_mapping(t) >= -1 && slot_mapping(t) < rows.num_rows, t, slot_mapping(t));
+  }
+}
+
+template <typename T>
+void check_query(const MlaQueryParts<T>& q, std::int64_t dim) {
+  TDM_CHECK(q.latent.size(0) == q.shared.size(0) && q.latent.size(1) == q.shared.size(1),
+            q.latent.size(0), q.latent.size(1), q.shared.size(0), q.shared.size(1));
+  TDM_CHECK(q.latent.size(2) > 0 && q.latent.size(2) + q.shared.size(2) == dim, q.latent.size(2),
+            q.shared.size(2), dim);
+  check_dense_rows(q.latent);
+  check_dense_rows(q.shared);
 }
 
 }  // namespace
 
 namespace ops {
 
-void mla_store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_mapping) {
-  TDM_CHECK(rows.size(1) == kv.size(1), rows.size(1), kv.size(1));
-  TDM_CHECK(slot_mapping.size(0) == kv.size(0), slot_mapping.size(0), kv.size(0));
-  check_dense_rows(rows);
-  check_dense_rows(kv);
-  for (std::int64_t t = 0; t < slot_mapping.size(0) && ctx.host_reads(); ++t) {
-    TDM_CHECK(slot_mapping(t) >= -1 && slot_mapping(t) < rows.size(0), t, slot_mapping(t));
+void mla_prepare(const ExecCtx& ctx, const MlaPrepare& x) {
+  const std::int64_t tokens = x.kv_raw.size(0);
+  TDM_CHECK(x.kv_weight.size(0) > 0 && x.kv_weight.size(0) <= x.kv_raw.size(1), x.kv_weight.size(0),
+            x.kv_raw.size(1));
+  TDM_CHECK(rows_contiguous(x.kv_raw) && rows_contiguous(x.kv_weight));
+  TDM_CHECK(x.cq.empty() || (rows_like(x.cq, x.cq_raw) && x.cq.size(0) == tokens &&
+                             rows_contiguous(x.cq_raw) && vec_of(x.q_weight, x.cq.size(1))),
+            x.cq.size(0), x.cq.size(1), tokens);
+  TDM_CHECK(x.kv.empty() || rows_like(x.kv, x.kv_raw), x.kv.size(0), x.kv.size(1));
+  if (!x.rows.empty()) {
+    check_rows(x.rows, x.kv_raw.size(1));
+    TDM_CHECK(x.slot_mapping.size(0) == tokens, x.slot_mapping.size(0), tokens);
+    check_slots(ctx, x.rows, x.slot_mapping);
   }
+  const ProfileScope scope(ctx.profiler, "mla_prepare");
+  ctx.ops->mla.prepare(ctx, x);
+}
+
+void mla_store(const ExecCtx& ctx, const LatentRows& rows, ConstF32Mat kv,
+               ConstI32Vec slot_mapping) {
+  check_rows(rows, kv.size(1));
+  TDM_CHECK(slot_mapping.size(0) == kv.size(0), slot_mapping.size(0), kv.size(0));
+  check_dense_rows(kv);
+  check_slots(ctx, rows, slot_mapping);
   const ProfileScope scope(ctx.profiler, "mla_store");
   ctx.ops->mla.store(ctx, rows, kv, slot_mapping);
 }
 
-void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
                   const MlaCacheView& cache, const MlaBatch& batch, float scale) {
-  TDM_CHECK(q.size(2) == cache.rows.size(1) && o_lat.size(2) <= q.size(2) && o_lat.size(2) > 0,
-            q.size(2), cache.rows.size(1), o_lat.size(2));
-  TDM_CHECK(o_lat.size(0) == q.size(0) && o_lat.size(1) == q.size(1), o_lat.size(0), o_lat.size(1));
-  TDM_CHECK(lse.empty() || (lse.size(0) == q.size(0) && lse.size(1) == q.size(1)), lse.size(0),
-            lse.size(1));
-  check_dense_rows(q);
+  check_query(q, cache.rows.width);
+  TDM_CHECK(o_lat.shape() == q.latent.shape(), o_lat.size(0), o_lat.size(1), o_lat.size(2));
+  TDM_CHECK(lse.empty() || (lse.size(0) == o_lat.size(0) && lse.size(1) == o_lat.size(1)),
+            lse.size(0), lse.size(1));
   check_dense_rows(o_lat);
-  check_dense_rows(cache.rows);
-  check_seqs(ctx, {batch.cu_seqlens, {}}, q.size(0));
-  check_pages(ctx, cache, batch, q.size(0));
+  check_seqs(ctx, {batch.cu_seqlens, {}}, o_lat.size(0));
+  check_pages(ctx, cache, batch, o_lat.size(0));
   const ProfileScope scope(ctx.profiler, "mla_absorbed");
   ctx.ops->mla.absorbed(ctx, o_lat, lse, q, cache, batch, scale);
 }
 
-void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
-                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
-                      ConstI32Vec cu_seqlens, float scale) {
-  TDM_CHECK(d_q.shape() == q.shape() && d_o_lat.shape() == o_lat.shape(), q.size(0), q.size(1),
-            q.size(2));
-  TDM_CHECK(q.size(2) == kv.size(1) && q.size(0) == kv.size(0) && d_kv.shape() == kv.shape(),
-            q.size(2), kv.size(0), kv.size(1));
-  TDM_CHECK(o_lat.size(0) == q.size(0) && o_lat.size(1) == q.size(1) && o_lat.size(2) <= q.size(2),
-            o_lat.size(0), o_lat.size(1), o_lat.size(2));
-  TDM_CHECK(lse.size(0) == q.size(0) && lse.size(1) == q.size(1), lse.size(0), lse.size(1));
-  check_dense_rows(d_q);
+void mla_absorbed_bwd(const ExecCtx& ctx, const MlaQueryGrad& d_q, F32Mat d_kv,
+                      ConstF32Cube d_o_lat, const MlaQuery& q, ConstF32Mat kv, ConstF32Cube o_lat,
+                      ConstF32Mat lse, ConstI32Vec cu_seqlens, float scale) {
+  check_query(q, kv.size(1));
+  check_query(d_q, kv.size(1));
+  TDM_CHECK(d_q.latent.shape() == q.latent.shape() && d_o_lat.shape() == q.latent.shape() &&
+                o_lat.shape() == q.latent.shape(),
+            q.latent.size(0), q.latent.size(1), q.latent.size(2));
+  TDM_CHECK(o_lat.size(0) == kv.size(0) && d_kv.shape() == kv.shape(), o_lat.size(0), kv.size(0),
+            kv.size(1));
+  TDM_CHECK(lse.size(0) == o_lat.size(0) && lse.size(1) == o_lat.size(1), lse.size(0), lse.size(1));
   check_dense_rows(d_kv);
   check_dense_rows(d_o_lat);
-  check_dense_rows(q);
   check_dense_rows(kv);
   check_dense_rows(o_lat);
-  check_seqs(ctx, {cu_seqlens, {}}, q.size(0));
+  check_seqs(ctx, {cu_seqlens, {}}, o_lat.size(0));
   const ProfileScope scope(ctx.profiler, "mla_absorbed_bwd");
   ctx.ops->mla.absorbed_bwd(ctx, d_q, d_kv, d_o_lat, q, kv, o_lat, lse, cu_seqlens, scale);
 }

@@ -11,7 +11,7 @@ const CacheSpec kSpec{
     .latent_widths = {5, 2}};
 
 TEST(PagePool, GivesTheLowestFreePageFirst) {
-  PagePool pool(kSpec.latent_widths, 5, 4);
+  PagePool pool(kSpec.latent_widths, LatentFormat::kF32, 5, 4);
   for (std::int32_t i = 0; i < 5; ++i) {
     EXPECT_EQ(pool.take(), PageId{i});
   }
@@ -26,7 +26,7 @@ TEST(PagePool, GivesTheLowestFreePageFirst) {
 }
 
 TEST(PagePool, FreesAPageWithItsLastReference) {
-  PagePool pool(kSpec.latent_widths, 2, 4);
+  PagePool pool(kSpec.latent_widths, LatentFormat::kF32, 2, 4);
   const PageId page = pool.take();
   pool.share(page);
   pool.release(page);
@@ -38,27 +38,31 @@ TEST(PagePool, FreesAPageWithItsLastReference) {
 }
 
 TEST(PagePoolDeathTest, RefusesWhatWouldCorruptIt) {
-  PagePool pool(kSpec.latent_widths, 1, 4);
+  PagePool pool(kSpec.latent_widths, LatentFormat::kF32, 1, 4);
   EXPECT_DEATH(pool.release(PageId{0}), "count > 0");
   EXPECT_DEATH(pool.share(PageId{0}), "refcount");
   (void)pool.take();
   EXPECT_DEATH((void)pool.take(), "empty");
 }
 
-TEST(PagePool, CopiesTheRowsOfOnePageInEveryLayer) {
-  PagePool pool(kSpec.latent_widths, 3, 4);
-  for (const F32Mat& layer : pool.layers()) {
-    for (std::int64_t i = 0; i < layer.numel(); ++i) {
-      layer.data()[i] = static_cast<float>(i);
+class PagePoolFormats : public ::testing::TestWithParam<LatentFormat> {};
+INSTANTIATE_TEST_SUITE_P(All, PagePoolFormats,
+                         ::testing::Values(LatentFormat::kF32, LatentFormat::kBF16,
+                                           LatentFormat::kFp8));
+
+TEST_P(PagePoolFormats, CopiesTheRowsOfOnePageInEveryLayer) {
+  PagePool pool(kSpec.latent_widths, GetParam(), 3, 4);
+  EXPECT_EQ(pool.layers()[0].row_bytes, 5 * element_bytes(GetParam()));
+  for (const LatentRows& layer : pool.layers()) {
+    for (std::int64_t i = 0; i < layer.num_rows * layer.row_bytes; ++i) {
+      layer.data[i] = std::byte(i);
     }
   }
   pool.copy(PageId{2}, PageId{0});
-  for (const F32Mat& layer : pool.layers()) {
-    for (std::int64_t row = 0; row < 4; ++row) {
-      for (std::int64_t c = 0; c < layer.size(1); ++c) {
-        EXPECT_EQ(layer(8 + row, c), layer(row, c));
-        EXPECT_EQ(layer(4 + row, c), static_cast<float>((4 + row) * layer.size(1) + c));
-      }
+  for (const LatentRows& layer : pool.layers()) {
+    for (std::int64_t i = 0; i < 4 * layer.row_bytes; ++i) {
+      EXPECT_EQ(layer.row(8)[i], layer.row(0)[i]);
+      EXPECT_EQ(layer.row(4)[i], std::byte(4 * layer.row_bytes + i));
     }
   }
 }
@@ -118,9 +122,9 @@ TEST(CacheManager, ForkSharesFullPagesAndCopiesTheRest) {
   CacheManager cache(kSpec, 8, 4, 3);
   SeqCache parent;
   ASSERT_TRUE(cache.open(parent, 10));
-  for (const F32Mat& layer : cache.buffers().latent_layers) {
-    for (std::int64_t i = 0; i < layer.numel(); ++i) {
-      layer.data()[i] = static_cast<float>(i);
+  for (const LatentRows& layer : cache.buffers().latent_layers) {
+    for (std::int64_t i = 0; i < layer.num_rows * layer.row_bytes; ++i) {
+      layer.data[i] = std::byte(i);
     }
   }
   const StateBuffer& states = cache.buffers().state_layers[0];
@@ -136,10 +140,10 @@ TEST(CacheManager, ForkSharesFullPagesAndCopiesTheRest) {
   EXPECT_EQ(child.pages[0], parent.pages[0]);
   EXPECT_EQ(child.pages[1], parent.pages[1]);
   EXPECT_NE(child.pages[2], parent.pages[2]);
-  for (const F32Mat& layer : cache.buffers().latent_layers) {
-    for (std::int64_t row = 0; row < 2; ++row) {
-      EXPECT_EQ(layer(index_of(child.pages[2]) * 4 + row, 0),
-                layer(index_of(parent.pages[2]) * 4 + row, 0));
+  for (const LatentRows& layer : cache.buffers().latent_layers) {
+    for (std::int64_t i = 0; i < 2 * layer.row_bytes; ++i) {
+      EXPECT_EQ(layer.row(index_of(child.pages[2]) * 4)[i],
+                layer.row(index_of(parent.pages[2]) * 4)[i]);
     }
   }
   EXPECT_EQ(states.states[index_of(*child.slot) * state_floats], 3.0F);

@@ -5,6 +5,7 @@
 #include "ops/golden_ops.h"
 #include "ops/kda.h"
 #include "ops/mla.h"
+#include "ops/mla_cases.h"
 
 namespace tandem::test {
 namespace {
@@ -227,12 +228,12 @@ TEST(GoldenOps, MlaAbsorbedOverPages) {
     for (std::int32_t j = 0; j < kKeys; ++j) {
       slots.push_back(table[usize(j / 2)] * 2 + j % 2);
     }
-    const F32Mat rows = cache.mat(kPages * kPage, kDim);
+    const LatentRows rows{cache.mat(kPages * kPage, kDim)};
     ops::mla_store(*ctx, rows, p.kv.mat(kKeys, kDim), {slots.data(), {kKeys}});
     Tensor o_lat(kKeys * kHeads * kLatent);
     const F32Cube all_q = p.q.cube(kKeys, kHeads, kDim);
     ops::mla_absorbed(*ctx, o_lat.cube(kKeys, kHeads, kLatent).rows(kKeys - p.rows, p.rows), {},
-                      all_q.rows(kKeys - p.rows, p.rows),
+                      query_parts(all_q.rows(kKeys - p.rows, p.rows), kLatent),
                       {rows, {table.data(), {1, kPages}}, kPage},
                       {{cu.data(), {2}}, {kv_lens.data(), {1}}}, kScale);
     p.op.check("y", p.values_of(o_lat));
@@ -309,10 +310,10 @@ TEST(GoldenOps, MlaGradients) {
     MlaProblem p(name);
     const std::vector<std::int32_t> cu{0, kKeys}, kv_lens{kKeys}, table{0};
     Tensor o_lat(kKeys * kHeads * kLatent), lse(kKeys * kHeads);
-    const F32Cube q = p.q.cube(kKeys, kHeads, kDim);
+    const MlaQuery q = query_parts(p.q.cube(kKeys, kHeads, kDim), kLatent);
     const F32Mat kv = p.kv.mat(kKeys, kDim);
     ops::mla_absorbed(*ctx, o_lat.cube(kKeys, kHeads, kLatent), lse.mat(kKeys, kHeads), q,
-                      {kv, {table.data(), {1, 1}}, kKeys},
+                      {LatentRows(kv), {table.data(), {1, 1}}, kKeys},
                       {{cu.data(), {2}}, {kv_lens.data(), {1}}}, kScale);
     // d o_lat = w_uv^T d y; rows before the fixture's have no gradient.
     const std::vector<float> y_grad = p.op.expected("y_grad");
@@ -329,8 +330,8 @@ TEST(GoldenOps, MlaGradients) {
       }
     }
     Tensor d_q(p.q.numel()), d_kv(p.kv.numel());
-    ops::mla_absorbed_bwd(*ctx, d_q.cube(kKeys, kHeads, kDim), d_kv.mat(kKeys, kDim),
-                          d_o.cube(kKeys, kHeads, kLatent), q, kv,
+    ops::mla_absorbed_bwd(*ctx, query_parts(d_q.cube(kKeys, kHeads, kDim), kLatent),
+                          d_kv.mat(kKeys, kDim), d_o.cube(kKeys, kHeads, kLatent), q, kv,
                           o_lat.cube(kKeys, kHeads, kLatent), lse.mat(kKeys, kHeads),
                           {cu.data(), {2}}, kScale);
     const MlaChain chain(p, o_lat, d_q, d_kv, y_grad);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
@@ -45,7 +46,10 @@ struct MlaCase {
 
   [[nodiscard]] std::int64_t rows() const { return cu_seqlens.back(); }
   [[nodiscard]] std::int64_t num_seqs() const { return isize(kv_lens); }
-  [[nodiscard]] F32Cube q_cube() { return q.cube(rows(), dims.heads, dims.dim()); }
+  [[nodiscard]] MlaQuery query() {
+    const F32Cube cube = q.cube(rows(), dims.heads, dims.dim());
+    return {cube.cols(0, dims.latent), cube.cols(dims.latent, dims.shared)};
+  }
   [[nodiscard]] MlaBatch batch() const {
     return {{cu_seqlens.data(), {isize(cu_seqlens)}}, {kv_lens.data(), {isize(kv_lens)}}};
   }
@@ -57,6 +61,8 @@ struct MlaCase {
     std::copy_n(q.begin() + begin * dims.heads * dims.dim(), out.q.numel(), out.q.begin());
     return out;
   }
+  /// With the keys as rows of a format hold them.
+  [[nodiscard]] MlaCase rounded(LatentFormat format) const;
   [[nodiscard]] MlaCase only(std::int64_t b) const {
     const std::int64_t begin = cu_seqlens[usize(b)];
     MlaCase out(dims, {{cu_seqlens[usize(b + 1)] - begin, kv_lens[usize(b)]}}, 0);
@@ -71,17 +77,42 @@ struct MlaCase {
   }
 };
 
+inline constexpr std::array kLatentFormats{LatentFormat::kF32, LatentFormat::kBF16,
+                                           LatentFormat::kFp8};
+
+/// [q_lat | q_s] of a cube as the two parts an op takes.
+template <typename T>
+[[nodiscard]] MlaQueryParts<T> query_parts(const TensorView<T, 3>& q, std::int64_t latent) {
+  return {q.cols(0, latent), q.cols(latent, q.size(2) - latent)};
+}
+
+/// `count` values as rows of a format hold them.
+inline void round_to_format(float* values, std::int64_t count, LatentFormat format) {
+  std::vector<std::byte> row(usize(count * element_bytes(format)));
+  encode_latent(row.data(), format, {values, usize(count)});
+  decode_latent({values, usize(count)}, row.data(), format);
+}
+
+inline MlaCase MlaCase::rounded(LatentFormat format) const {
+  MlaCase out = *this;
+  for (Tensor& keys : out.kv) {
+    round_to_format(keys.data(), keys.numel(), format);
+  }
+  return out;
+}
+
 /// The keys of a case scattered over pages in a shuffled order; unused rows are NaN.
 struct PagedCache {
   std::int64_t page_size = 1;
   std::int64_t max_pages = 1;
   std::int64_t num_seqs = 0;
   std::int64_t dim = 0;
-  Tensor rows{0};
+  LatentFormat format = LatentFormat::kF32;
+  std::vector<std::byte> bytes;
   std::vector<std::int32_t> table;
 
-  PagedCache(const MlaCase& c, std::int64_t size)
-      : page_size(size), num_seqs(c.num_seqs()), dim(c.dims.dim()) {
+  PagedCache(const MlaCase& c, std::int64_t size, LatentFormat rows_as = LatentFormat::kF32)
+      : page_size(size), num_seqs(c.num_seqs()), dim(c.dims.dim()), format(rows_as) {
     for (const std::int32_t keys : c.kv_lens) {
       max_pages = std::max(max_pages, (keys + page_size - 1) / page_size);
     }
@@ -92,21 +123,22 @@ struct PagedCache {
     for (std::size_t i = order.size(); i > 1; --i) {
       std::swap(order[i - 1], order[rng.below(i)]);
     }
-    rows = Tensor(pages * page_size * dim);
+    bytes.assign(usize(pages * page_size * dim * element_bytes(format)), std::byte{0xFF});
     table.assign(usize(pages), -1);
     for (std::int64_t b = 0; b < num_seqs; ++b) {
       for (std::int64_t j = 0; j < c.kv_lens[usize(b)]; ++j) {
         const std::int64_t entry = b * max_pages + j / page_size;
         table[usize(entry)] = order[usize(entry)];
-        std::copy_n(c.kv[usize(b)].begin() + j * dim, dim,
-                    rows.begin() + (table[usize(entry)] * page_size + j % page_size) * dim);
+        encode_latent(rows().row(table[usize(entry)] * page_size + j % page_size), format,
+                      {c.kv[usize(b)].begin() + j * dim, usize(dim)});
       }
     }
   }
+  [[nodiscard]] LatentRows rows() {
+    return {bytes.data(), format, num_seqs * max_pages * page_size, dim};
+  }
   [[nodiscard]] MlaCacheView view() {
-    return {rows.mat(num_seqs * max_pages * page_size, dim),
-            {table.data(), {num_seqs, max_pages}},
-            page_size};
+    return {rows(), {table.data(), {num_seqs, max_pages}}, page_size};
   }
 };
 

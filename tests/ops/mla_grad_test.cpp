@@ -68,13 +68,13 @@ MlaGrads run_bwd(const ExecCtx& ctx, Training& x) {
   Tensor o(rows * heads * latent);
   Tensor lse(rows * heads);
   PagedCache cache(x.c, 16);
-  ops::mla_absorbed(ctx, o.cube(rows, heads, latent), lse.mat(rows, heads), x.c.q_cube(),
+  ops::mla_absorbed(ctx, o.cube(rows, heads, latent), lse.mat(rows, heads), x.c.query(),
                     cache.view(), x.c.batch(), x.c.scale);
   MlaGrads out{Tensor(rows * heads * dim), Tensor(rows * dim)};
-  ops::mla_absorbed_bwd(ctx, out.d_q.cube(rows, heads, dim), out.d_kv.mat(rows, dim),
-                        x.d_o.cube(rows, heads, latent), x.c.q_cube(), x.kv.mat(rows, dim),
-                        o.cube(rows, heads, latent), lse.mat(rows, heads), x.c.batch().cu_seqlens,
-                        x.c.scale);
+  ops::mla_absorbed_bwd(ctx, query_parts(out.d_q.cube(rows, heads, dim), latent),
+                        out.d_kv.mat(rows, dim), x.d_o.cube(rows, heads, latent), x.c.query(),
+                        x.kv.mat(rows, dim), o.cube(rows, heads, latent), lse.mat(rows, heads),
+                        x.c.batch().cu_seqlens, x.c.scale);
   EXPECT_TRUE(out.d_q.guards_intact());
   EXPECT_TRUE(out.d_kv.guards_intact());
   return out;

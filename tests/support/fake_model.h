@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <set>
@@ -185,16 +186,17 @@ class FakeModel final : public Model {
     }
     const std::int64_t written = batch.slot_mapping(t);
     for (std::size_t layer = 0; layer < spec_.latent_widths.size(); ++layer) {
-      float* row = cache.latent_layers[layer].row(written);
-      row[0] = static_cast<float>(token);
-      row[1] = static_cast<float>(position);
-      std::fill(row + 2, row + spec_.latent_widths[layer], static_cast<float>(layer));
+      const LatentRows& rows = cache.latent_layers[layer];
+      TDM_CHECK(position < 256, position);  // a record of two bytes fits any format
+      std::fill_n(rows.row(written), rows.row_bytes, std::byte(layer));
+      rows.row(written)[0] = std::byte(token);
+      rows.row(written)[1] = std::byte(position);
       std::uint64_t keys = 0;
       for (std::int64_t j = 0; j <= position; ++j) {
         const std::int64_t page = batch.page_table(b, j / cache.page_size);
-        const float* key =
-            cache.latent_layers[layer].row(page * cache.page_size + j % cache.page_size);
-        keys = mix_key({keys, as_int(key[0]), as_int(key[1])});
+        const std::byte* key = rows.row(page * cache.page_size + j % cache.page_size);
+        keys = mix_key(
+            {keys, std::to_integer<std::uint64_t>(key[0]), std::to_integer<std::uint64_t>(key[1])});
       }
       hash = mix_key({hash, keys});
     }

@@ -38,7 +38,7 @@ class ModelSession {
     }
     for (const std::int64_t width : spec.latent_widths) {
       buffers_.latent_layers.push_back(
-          {take(pages * page_size * width), {pages * page_size, width}});
+          LatentRows(F32Mat(take(pages * page_size * width), {pages * page_size, width})));
     }
     for (std::int64_t b = 0; b < num_seqs; ++b) {
       for (std::int64_t p = 0; p < pages_per_seq_; ++p) {

@@ -1,4 +1,5 @@
-// mla-inl.h — the online softmax over one tile of keys, on top of the tiles of attn_tiles-inl.h.
+// mla-inl.h — the online softmax over one tile of keys, on top of the tiles of attn_tiles-inl.h,
+// and queries in one piece.
 //
 // The softmax sum has lane = key mod lanes; tiles of kKeyTile keys start at position 0 of the
 // sequence, so the order of a row's operations depends on its number of visible keys alone.
@@ -13,6 +14,7 @@
 #include <limits>
 
 #include "backends/cpu/attn_tiles-inl.h"
+#include "ops/mla.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::HWY_NAMESPACE {
@@ -52,6 +54,17 @@ HWY_INLINE float softmax_tile(float* s, std::int64_t valid, float scale, Softmax
   hn::Store(sum, d, row.sum);
   row.top = new_top;
   return correction;
+}
+
+/// to = [q_lat | q_s | zeros up to whole vectors] of one row and head.
+HWY_INLINE void copy_query(const MlaQuery& q, std::int64_t t, std::int64_t h, float* to) {
+  const std::int64_t latent = q.latent.size(2);
+  const std::int64_t shared = q.shared.size(2);
+  const float* const from = q.latent.row(t) + h * q.latent.stride(1);
+  std::copy(from, from + latent, to);
+  const float* const tail = q.shared.row(t) + h * q.shared.stride(1);
+  std::copy(tail, tail + shared, to + latent);
+  std::fill(to + latent + shared, to + round_up(latent + shared, kLanes), 0.0F);
 }
 
 }  // namespace tandem::HWY_NAMESPACE

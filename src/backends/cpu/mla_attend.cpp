@@ -15,6 +15,7 @@
 
 #include "backends/cpu/mla-inl.h"
 #include "backends/cpu/mla.h"
+#include "core/checked_cast.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::HWY_NAMESPACE {
@@ -142,51 +143,66 @@ void run_items(const ExecCtx& ctx, std::span<const WorkItem> items, AttendShape 
   });
 }
 
-std::int64_t row_of_key(const MlaCacheView& cache, std::int64_t seq, std::int64_t key) {
-  return cache.page_table(seq, key / cache.page_size) * cache.page_size + key % cache.page_size;
+/// Bytes of key `key`: those of the cache row, or of the batch's own row.
+const std::byte* key_row(const MlaCacheView& cache, std::int64_t seq, std::int64_t batch_begin,
+                         std::int64_t key) {
+  if (cache.is_batch()) {
+    return cache.rows.row(batch_begin + key);
+  }
+  return cache.rows.row(cache.page_table(seq, key / cache.page_size) * cache.page_size +
+                        key % cache.page_size);
 }
 
-void absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+void absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
               const MlaCacheView& cache, const MlaBatch& batch, float scale) {
   const ArenaScope scope(*ctx.workspace);
-  const std::int64_t heads = q.size(1);
-  const AttendShape shape{q.size(2), o_lat.size(2)};
+  const std::int64_t heads = o_lat.size(1);
+  const AttendShape shape{cache.rows.width, o_lat.size(2)};
+  const bool decodes = cache.rows.format != LatentFormat::kF32;
+  const std::int64_t extra = decodes ? kKeyTile * shape.padded_dim() : 0;
   const std::span<const WorkItem> items = make_items(ctx, batch.cu_seqlens, heads);
-  run_items(ctx, items, shape, 0, [&](const WorkItem& item, const AttendScratch& mine) HWY_ATTR {
-    const std::int64_t begin = batch.cu_seqlens(item.seq);
-    const std::int64_t rows = batch.cu_seqlens(item.seq + 1) - begin;
-    const std::int64_t num_keys = cache.is_batch() ? rows : batch.kv_lens(item.seq);
-    const auto token = [&](std::int64_t i) { return (item.first + i) / heads; };
-    const auto head = [&](std::int64_t i) { return (item.first + i) % heads; };
-    if (num_keys == 0) {  // padding
-      for (std::int64_t i = 0; i < item.rows; ++i) {
-        float* out = &o_lat(begin + token(i), head(i), 0);
-        std::fill(out, out + shape.values, 0.0F);
-        if (!lse.empty()) {
-          lse(begin + token(i), head(i)) = 0.0F;
+  run_items(
+      ctx, items, shape, extra, [&](const WorkItem& item, const AttendScratch& mine) HWY_ATTR {
+        const std::int64_t begin = batch.cu_seqlens(item.seq);
+        const std::int64_t rows = batch.cu_seqlens(item.seq + 1) - begin;
+        const std::int64_t num_keys = cache.is_batch() ? rows : batch.kv_lens(item.seq);
+        const auto token = [&](std::int64_t i) { return (item.first + i) / heads; };
+        const auto head = [&](std::int64_t i) { return (item.first + i) % heads; };
+        if (num_keys == 0) {  // padding
+          for (std::int64_t i = 0; i < item.rows; ++i) {
+            float* out = &o_lat(begin + token(i), head(i), 0);
+            std::fill(out, out + shape.values, 0.0F);
+            if (!lse.empty()) {
+              lse(begin + token(i), head(i)) = 0.0F;
+            }
+          }
+          return;
         }
-      }
-      return;
-    }
-    std::int64_t visible[kMaxRows];
-    for (std::int64_t i = 0; i < item.rows; ++i) {
-      visible[i] = num_keys - (rows - 1 - token(i));
-      copy_padded(&q(begin + token(i), head(i), 0), shape.dim, mine.q + i * shape.padded_dim());
-    }
-    const auto fill = [&](std::int64_t first, std::int64_t count, KeyPointers& p) {
-      for (std::int64_t j = 0; j < count; ++j) {
-        p.key[j] = p.value[j] = cache.rows.row(
-            cache.is_batch() ? begin + first + j : row_of_key(cache, item.seq, first + j));
-      }
-    };
-    attend(mine, shape, item.rows, visible, scale, fill);
-    for (std::int64_t i = 0; i < item.rows; ++i) {
-      const float sum = finish_row(mine, shape, i, &o_lat(begin + token(i), head(i), 0));
-      if (!lse.empty()) {
-        lse(begin + token(i), head(i)) = sum;
-      }
-    }
-  });
+        std::int64_t visible[kMaxRows];
+        for (std::int64_t i = 0; i < item.rows; ++i) {
+          visible[i] = num_keys - (rows - 1 - token(i));
+          copy_query(q, begin + token(i), head(i), mine.q + i * shape.padded_dim());
+        }
+        const auto fill = [&](std::int64_t first, std::int64_t count, KeyPointers& p) {
+          for (std::int64_t j = 0; j < count; ++j) {
+            const std::byte* row = key_row(cache, item.seq, begin, first + j);
+            if (decodes) {
+              const std::span<float> key(mine.extra + j * shape.padded_dim(), usize(shape.dim));
+              decode_latent(key, row, cache.rows.format);
+              p.key[j] = p.value[j] = key.data();
+            } else {
+              p.key[j] = p.value[j] = reinterpret_cast<const float*>(row);
+            }
+          }
+        };
+        attend(mine, shape, item.rows, visible, scale, fill);
+        for (std::int64_t i = 0; i < item.rows; ++i) {
+          const float sum = finish_row(mine, shape, i, &o_lat(begin + token(i), head(i), 0));
+          if (!lse.empty()) {
+            lse(begin + token(i), head(i)) = sum;
+          }
+        }
+      });
 }
 
 void expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope,
@@ -237,7 +253,7 @@ namespace tandem {
 HWY_EXPORT(absorbed);
 HWY_EXPORT(expanded);
 
-void cpu::mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+void cpu::mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
                        const MlaCacheView& cache, const MlaBatch& batch, float scale) {
   HWY_DYNAMIC_DISPATCH(absorbed)(ctx, o_lat, lse, q, cache, batch, scale);
 }

@@ -24,10 +24,10 @@ namespace {
 constexpr std::int64_t kBlockRows = 16;  // query rows, or keys, of a work item
 
 struct BwdCall {
-  F32Cube d_q;
+  MlaQueryGrad d_q;
   F32Mat d_kv;
   ConstF32Cube d_o;
-  ConstF32Cube q;
+  MlaQuery q;
   ConstF32Mat kv;
   ConstF32Cube o;
   ConstF32Mat lse;
@@ -35,8 +35,8 @@ struct BwdCall {
   float scale;
   float* delta;  // [T * H]
 
-  [[nodiscard]] std::int64_t heads() const { return q.size(1); }
-  [[nodiscard]] std::int64_t dim() const { return q.size(2); }
+  [[nodiscard]] std::int64_t heads() const { return o.size(1); }
+  [[nodiscard]] std::int64_t dim() const { return kv.size(1); }
   [[nodiscard]] std::int64_t latent() const { return d_o.size(2); }
   [[nodiscard]] std::int64_t padded_dim() const { return round_up(dim(), kLanes); }
   [[nodiscard]] std::int64_t padded_latent() const { return round_up(latent(), kLanes); }
@@ -48,15 +48,18 @@ struct BwdScratch {
   float* sum;  // [kBlockRows, padded_dim] the gradient
   float* s;    // [kBlockRows, kKeyTile] scores, then p
   float* d_s;  // [kBlockRows, kKeyTile] d_p, then d_s
+  float* q;    // [kKeyTile, padded_dim] the queries of a tile
 
   BwdScratch(float* base, const BwdCall& call)
       : x(base),
         g(x + kBlockRows * call.padded_dim()),
         sum(g + kBlockRows * call.padded_latent()),
         s(sum + kBlockRows * call.padded_dim()),
-        d_s(s + kBlockRows * kKeyTile) {}
+        d_s(s + kBlockRows * kKeyTile),
+        q(d_s + kBlockRows * kKeyTile) {}
   static std::int64_t floats(const BwdCall& call) {
-    return kBlockRows * (2 * call.padded_dim() + call.padded_latent() + 2 * kKeyTile);
+    return kBlockRows * (2 * call.padded_dim() + call.padded_latent() + 2 * kKeyTile) +
+           kKeyTile * call.padded_dim();
   }
 };
 
@@ -86,11 +89,11 @@ struct RowStats {
   FloatVec lse, delta;
 };
 
-void store_sums(const BwdScratch& mine, const BwdCall& call, std::int64_t i, float* out) {
-  for (std::int64_t c = 0; c < call.dim(); c += kLanes) {
-    store_first(hn::Load(FloatTag(), mine.sum + i * call.padded_dim() + c), out + c,
-                call.dim() - c);
-  }
+/// Channels [begin, begin + count) of row i of the sums.
+void store_sums(const BwdScratch& mine, const BwdCall& call, std::int64_t i, std::int64_t begin,
+                std::int64_t count, float* out) {
+  const float* const from = mine.sum + i * call.padded_dim() + begin;
+  std::copy(from, from + count, out);
 }
 
 void query_item(const BwdCall& call, const WorkItem& item, const BwdScratch& mine) {
@@ -100,7 +103,7 @@ void query_item(const BwdCall& call, const WorkItem& item, const BwdScratch& min
   const auto token = [&](std::int64_t i) { return item.begin + (item.first + i) / heads; };
   const auto head = [&](std::int64_t i) { return (item.first + i) % heads; };
   for (std::int64_t i = 0; i < item.count; ++i) {
-    copy_padded(&call.q(token(i), head(i), 0), call.dim(), mine.x + i * dp);
+    copy_query(call.q, token(i), head(i), mine.x + i * dp);
     copy_padded(&call.d_o(token(i), head(i), 0), call.latent(), mine.g + i * call.padded_latent());
   }
   std::fill(mine.sum, mine.sum + item.count * dp, 0.0F);
@@ -124,7 +127,11 @@ void query_item(const BwdCall& call, const WorkItem& item, const BwdScratch& min
     sum_rows(mine.sum, dp, item.count, mine.d_s, kKeyTile, keys, valid, call.dim());
   }
   for (std::int64_t i = 0; i < item.count; ++i) {
-    store_sums(mine, call, i, &call.d_q(token(i), head(i), 0));
+    const F32Cube& latent = call.d_q.latent;
+    const F32Cube& shared = call.d_q.shared;
+    store_sums(mine, call, i, 0, call.latent(), latent.row(token(i)) + head(i) * latent.stride(1));
+    store_sums(mine, call, i, call.latent(), call.dim() - call.latent(),
+               shared.row(token(i)) + head(i) * shared.stride(1));
   }
 }
 
@@ -150,7 +157,8 @@ void key_item(const BwdCall& call, const WorkItem& item, const BwdScratch& mine)
     for (std::int64_t j = 0; j < count; ++j) {
       const std::int64_t t = item.begin + (last - begin - j) / heads;
       const std::int64_t h = (last - begin - j) % heads;
-      queries[j] = &call.q(t, h, 0);
+      copy_query(call.q, t, h, mine.q + j * dp);
+      queries[j] = mine.q + j * dp;
       grads[j] = &call.d_o(t, h, 0);
       lse[j] = call.lse(t, h);
       delta[j] = call.delta[t * heads + h];
@@ -170,7 +178,7 @@ void key_item(const BwdCall& call, const WorkItem& item, const BwdScratch& mine)
     sum_rows(mine.sum, dp, item.count, mine.s, kKeyTile, grads, valid, call.latent());
   }
   for (std::int64_t i = 0; i < item.count; ++i) {
-    store_sums(mine, call, i, call.d_kv.row(item.begin + item.first + i));
+    store_sums(mine, call, i, 0, call.dim(), call.d_kv.row(item.begin + item.first + i));
   }
 }
 
@@ -195,7 +203,7 @@ std::span<const WorkItem> make_items(const ExecCtx& ctx, ConstI32Vec cu_seqlens,
 
 void fill_delta(const ExecCtx& ctx, const BwdCall& call) {
   constexpr std::int64_t kTokens = 16;
-  const std::int64_t tokens = call.q.size(0);
+  const std::int64_t tokens = call.kv.size(0);
   ctx.pool->parallel_for((tokens + kTokens - 1) / kTokens, [&](std::int64_t b, int) HWY_ATTR {
     for (std::int64_t t = b * kTokens; t < std::min(tokens, (b + 1) * kTokens); ++t) {
       for (std::int64_t h = 0; h < call.heads(); ++h) {
@@ -211,11 +219,11 @@ void fill_delta(const ExecCtx& ctx, const BwdCall& call) {
   });
 }
 
-void absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
-                  ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
+void absorbed_bwd(const ExecCtx& ctx, const MlaQueryGrad& d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
+                  const MlaQuery& q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
                   ConstI32Vec cu_seqlens, float scale) {
   const ArenaScope scope(*ctx.workspace);
-  float* delta = ctx.workspace->take<float>(q.size(0) * q.size(1)).data();
+  float* delta = ctx.workspace->take<float>(lse.numel()).data();
   const BwdCall call{d_q, d_kv, d_o_lat, q, kv, o_lat, lse, cu_seqlens, scale, delta};
   fill_delta(ctx, call);
   const std::span<const WorkItem> by_query = make_items(ctx, cu_seqlens, call.heads());
@@ -241,9 +249,10 @@ namespace tandem {
 
 HWY_EXPORT(absorbed_bwd);
 
-void cpu::mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
-                           ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
-                           ConstI32Vec cu_seqlens, float scale) {
+void cpu::mla_absorbed_bwd(const ExecCtx& ctx, const MlaQueryGrad& d_q, F32Mat d_kv,
+                           ConstF32Cube d_o_lat, const MlaQuery& q, ConstF32Mat kv,
+                           ConstF32Cube o_lat, ConstF32Mat lse, ConstI32Vec cu_seqlens,
+                           float scale) {
   HWY_DYNAMIC_DISPATCH(absorbed_bwd)
   (ctx, d_q, d_kv, d_o_lat, q, kv, o_lat, lse, cu_seqlens, scale);
 }

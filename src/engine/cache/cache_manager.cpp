@@ -4,7 +4,7 @@ namespace tandem {
 
 CacheManager::CacheManager(const CacheSpec& spec, std::int64_t num_pages, std::int64_t page_size,
                            std::int64_t num_slots, Device& device)
-    : pages_(spec.latent_widths, num_pages, page_size, device),
+    : pages_(spec.latent_widths, spec.latent_format, num_pages, page_size, device),
       slots_(spec.state_layers, num_slots, device) {
   buffers_.num_slots = num_slots;
   buffers_.num_pages = num_pages;

@@ -4,14 +4,13 @@
 
 namespace tandem {
 
-PagePool::PagePool(std::span<const std::int64_t> latent_widths, std::int64_t num_pages,
-                   std::int64_t page_size, Device& device)
+PagePool::PagePool(std::span<const std::int64_t> latent_widths, LatentFormat format,
+                   std::int64_t num_pages, std::int64_t page_size, Device& device)
     : device_(device), page_size_(page_size), free_(num_pages), refcounts_(usize(num_pages), 0) {
   for (const std::int64_t width : latent_widths) {
     const std::int64_t rows = num_pages * page_size;
-    Storage& memory =
-        storage_.emplace_back(rows * width * static_cast<std::int64_t>(sizeof(float)), device);
-    layers_.emplace_back(memory.as<float>().data(), F32Mat::Shape{rows, width});
+    Storage& memory = storage_.emplace_back(rows * width * element_bytes(format), device);
+    layers_.emplace_back(memory.data(), format, rows, width);
   }
 }
 
@@ -36,10 +35,9 @@ void PagePool::release(PageId page) {
 }
 
 void PagePool::copy(PageId to, PageId from) {
-  for (const F32Mat& layer : layers_) {
-    const float* source = layer.row(index_of(from) * page_size_);
-    device_.copy(layer.row(index_of(to) * page_size_), source,
-                 usize(page_size_ * layer.size(1)) * sizeof(float));
+  for (const LatentRows& layer : layers_) {
+    device_.copy(layer.row(index_of(to) * page_size_), layer.row(index_of(from) * page_size_),
+                 usize(page_size_ * layer.row_bytes));
   }
 }
 

@@ -9,8 +9,8 @@
 
 #include "engine/cache/free_list.h"
 #include "engine/ids.h"
+#include "tensor/latent_rows.h"
 #include "tensor/storage.h"
-#include "tensor/view.h"
 
 namespace tandem {
 
@@ -18,7 +18,7 @@ class PagePool {
  public:
   /// One buffer [num_pages * page_size, width] a layer. Errors: std::bad_alloc, or what the device
   /// throws.
-  PagePool(std::span<const std::int64_t> latent_widths, std::int64_t num_pages,
+  PagePool(std::span<const std::int64_t> latent_widths, LatentFormat format, std::int64_t num_pages,
            std::int64_t page_size, Device& device = host_device());
 
   [[nodiscard]] std::int64_t num_pages() const { return isize(refcounts_); }
@@ -27,7 +27,7 @@ class PagePool {
   [[nodiscard]] std::int32_t refcount(PageId page) const {
     return refcounts_[usize(index_of(page))];
   }
-  [[nodiscard]] const std::vector<F32Mat>& layers() const { return layers_; }
+  [[nodiscard]] const std::vector<LatentRows>& layers() const { return layers_; }
 
   /// The lowest free page, with one reference; there must be one. Its rows hold old data: nothing
   /// reads a row before it is written.
@@ -47,7 +47,7 @@ class PagePool {
   FreeList free_;
   std::vector<std::int32_t> refcounts_;  // [pages]; 0 = free
   std::vector<Storage> storage_;
-  std::vector<F32Mat> layers_;  // views of storage_
+  std::vector<LatentRows> layers_;  // views of storage_
 };
 
 }  // namespace tandem

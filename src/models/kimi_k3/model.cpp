@@ -22,8 +22,9 @@ void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF3
   }
   nn::MlaCacheUse use;
   if (!pass.training()) {
-    use = {{pass.cache->latent_layers[layer.cache_index], pass.batch->page_table,
-            pass.cache->page_size},
+    use = {pass.cache->latent_layers[layer.cache_index],
+           pass.batch->page_table,
+           pass.cache->page_size,
            pass.batch->slot_mapping,
            {pass.seqs.cu_seqlens, pass.batch->kv_lens}};
   }
