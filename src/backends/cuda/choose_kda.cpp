@@ -33,4 +33,10 @@ RecurrencePlan choose_recurrence(const RecurrenceDesc& desc, const DeviceInfo& i
   return plan;
 }
 
+int choose_decode_columns(std::int64_t items, const DeviceInfo& info) {
+  // Two blocks fit an SM: more blocks an item as long as all of them run at once.
+  const std::int64_t at_once = 2 * std::int64_t{info.num_sms};
+  return 4 * items <= at_once ? 1 : 2 * items <= at_once ? 2 : 4;
+}
+
 }  // namespace tandem::cuda

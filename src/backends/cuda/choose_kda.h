@@ -33,4 +33,11 @@ struct RecurrencePlan {
 
 [[nodiscard]] RecurrencePlan choose_recurrence(const RecurrenceDesc& desc, const DeviceInfo& info);
 
+/// Warps of a block of the kernel for one token.
+constexpr int kDecodeWarps = 8;
+
+/// Columns a lane of that kernel, 1, 2 or 4, for `items` states of 128 columns: a cluster of 4, 2
+/// or 1 blocks an item.
+[[nodiscard]] int choose_decode_columns(std::int64_t items, const DeviceInfo& info);
+
 }  // namespace tandem::cuda
