@@ -31,6 +31,14 @@ __device__ __forceinline__ void mbarrier_expect(std::uint64_t* barrier, unsigned
                : "memory");
 }
 
+/// mbarrier.arrive: one arrival. What this thread wrote before is visible after the wait.
+__device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               :
+               : "r"(shared_address(barrier))
+               : "memory");
+}
+
 /// Waits for the end of the phase of this parity: 0 for the first one, then 1, 0, ...
 __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, unsigned parity) {
   std::uint32_t done = 0;
