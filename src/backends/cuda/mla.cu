@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
+#include "backends/cuda/latent_row.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
 #include "backends/cuda/mla_tile.cuh"
@@ -20,8 +21,8 @@ namespace {
 constexpr int kStoreThreads = 256;
 
 __global__ void __launch_bounds__(kStoreThreads)
-    store_rows(Mat<float> rows, Mat<const float> kv, const std::int32_t* slots, std::int64_t count,
-               std::int64_t width) {
+    store_rows(std::byte* rows, std::int64_t row_bytes, LatentFormat format, Mat<const float> kv,
+               const std::int32_t* slots, std::int64_t count, std::int64_t width) {
   begin_kernel();
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kStoreThreads + threadIdx.x;
   if (column >= width) {
@@ -30,19 +31,19 @@ __global__ void __launch_bounds__(kStoreThreads)
   for (std::int64_t t = blockIdx.y; t < count; t += gridDim.y) {
     const std::int32_t slot = slots[t];
     if (slot >= 0) {
-      rows.row(slot)[column] = kv.row(t)[column];
+      store_latent(rows + slot * row_bytes, format, column, kv.row(t)[column]);
     }
   }
 }
 
-void store(const ExecCtx& ctx, F32Mat rows, ConstF32Mat kv, ConstI32Vec slot_mapping) {
+void store(const ExecCtx& ctx, const LatentRows& rows, ConstF32Mat kv, ConstI32Vec slot_mapping) {
   if (kv.empty()) {
     return;
   }
   const dim3 grid(static_cast<unsigned>((kv.size(1) + kStoreThreads - 1) / kStoreThreads),
                   static_cast<unsigned>(std::min<std::int64_t>(kv.size(0), 65535)));
-  launch(ctx, "mla_store", store_rows, {grid, kStoreThreads}, device_mat(rows), device_mat(kv),
-         slot_mapping.data(), kv.size(0), kv.size(1));
+  launch(ctx, "mla_store", store_rows, {grid, kStoreThreads}, rows.data, rows.row_bytes,
+         rows.format, device_mat(kv), slot_mapping.data(), kv.size(0), kv.size(1));
 }
 
 struct Expanded {
@@ -126,6 +127,7 @@ void expanded(const ExecCtx& ctx, F32Cube o, ConstF32Cube q, ConstF32Cube k_nope
 
 MlaOps mla_ops() {
   return {
+      .prepare = mla_prepare,
       .store = store,
       .absorbed = mla_absorbed,
       .absorbed_bwd = mla_absorbed_bwd,

@@ -2,10 +2,12 @@
 //
 // The law of chunks. A query row that sees n keys is attended in chunks of chunk_keys(n) keys from
 // position 0; each chunk gives its own maximum, sum and weighted sum, and the chunks are merged in
-// order of position. Chunks run in parallel, and since their bounds depend on n alone, decode,
+// order of position. A row of one chunk is finished by the kernel that attends it, and so are rows
+// without keys (zeros). Chunks run in parallel, and since their bounds depend on n alone, decode,
 // prefill, any split of a prompt and training give a row the same bits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backends/cuda/device_view.cuh"
@@ -14,11 +16,15 @@
 namespace tandem::cuda {
 
 inline constexpr int kChunkUnit = 64;     // chunks are whole numbers of tiles of every kernel
+inline constexpr int kWholeUnits = 4;     // up to here one chunk: faster than a merge
 inline constexpr int kMinChunkUnits = 2;  // below, writing and merging partials costs too much
 inline constexpr int kMaxChunks = 64;     // two groups of heads of 64 chunks fill an H200
 
 [[nodiscard]] __host__ __device__ constexpr int chunk_keys(int keys) {
   const int units = (keys + kChunkUnit - 1) / kChunkUnit;
+  if (units <= kWholeUnits) {
+    return kChunkUnit * kWholeUnits;
+  }
   const int per_chunk = (units + kMaxChunks - 1) / kMaxChunks;
   return kChunkUnit * (per_chunk > kMinChunkUnits ? per_chunk : kMinChunkUnits);
 }
@@ -28,6 +34,9 @@ inline constexpr int kMaxChunks = 64;     // two groups of heads of 64 chunks fi
 /// A bound of num_chunks(n) for n <= keys.
 [[nodiscard]] constexpr int max_chunks(std::int64_t keys) {
   constexpr std::int64_t kShortest = kChunkUnit * kMinChunkUnits;
+  if (keys <= kChunkUnit * kWholeUnits) {
+    return 1;
+  }
   const std::int64_t chunks = (keys + kShortest - 1) / kShortest;
   return static_cast<int>(chunks < kMaxChunks ? chunks : kMaxChunks);
 }
@@ -50,28 +59,47 @@ __device__ __forceinline__ int sequence_of(const std::int32_t* cu_seqlens, int n
   return low;
 }
 
+/// What row t of a call attends: sequence and number of visible keys.
+struct RowKeys {
+  int seq;
+  int visible;
+  /// Of the row's chunks; 0 without keys.
+  __device__ int chunks() const { return visible > 0 ? num_chunks(visible) : 0; }
+};
+
 struct PagedKeys {
-  Mat<const float> rows;
+  const std::byte* rows;
+  std::int64_t row_bytes;
+  LatentFormat format;
   Mat<const std::int32_t> page_table;  // data null: the keys are the batch's own rows
   int page_size;
   const std::int32_t* cu_seqlens;
   const std::int32_t* kv_lens;
   int num_seqs;
 
-  /// Keys that row t of sequence b sees.
-  __device__ int visible(int b, int t) const {
+  /// In decode row t is the only one of sequence t: what it needs is loaded side by side.
+  __device__ RowKeys of_row(int t) const {
+    if (page_table.data != nullptr && t < num_seqs) {
+      const int begin = cu_seqlens[t];
+      const int end = cu_seqlens[t + 1];
+      const int keys = kv_lens[t];
+      if (begin == t && end > t) {
+        return {t, keys == 0 ? 0 : keys - (end - 1 - t)};
+      }
+    }
+    const int b = sequence_of(cu_seqlens, num_seqs, t);
     if (page_table.data == nullptr) {
-      return t - cu_seqlens[b] + 1;
+      return {b, t - cu_seqlens[b] + 1};
     }
     const int keys = kv_lens[b];
-    return keys == 0 ? 0 : keys - (cu_seqlens[b + 1] - 1 - t);
+    return {b, keys == 0 ? 0 : keys - (cu_seqlens[b + 1] - 1 - t)};
   }
-  __device__ const float* key(int b, int position) const {
+  __device__ const std::byte* key(int b, int position) const {
     if (page_table.data == nullptr) {
-      return rows.row(static_cast<std::int64_t>(cu_seqlens[b]) + position);
+      return rows + (static_cast<std::int64_t>(cu_seqlens[b]) + position) * row_bytes;
     }
     const int page = page_table.row(b)[position / page_size];
-    return rows.row(static_cast<std::int64_t>(page) * page_size + position % page_size);
+    return rows + (static_cast<std::int64_t>(page) * page_size + position % page_size) * row_bytes;
   }
 };
 
@@ -79,7 +107,8 @@ struct PagedKeys {
 struct Attention {
   Cube<float> o;
   Mat<float> lse;  // data null: not wanted
-  Cube<const float> q;
+  Cube<const float> q_latent;
+  Cube<const float> q_shared;
   PagedKeys keys;
   float scale;
   int num_heads;
@@ -88,10 +117,16 @@ struct Attention {
   int first_row;
   int num_rows;
   int max_chunks;
-  bool aligned;         // q and the cache rows start at multiples of 16 bytes
+  bool queries_aligned;  // start at multiples of 16 bytes
+  bool keys_aligned;
   float* partial_o;     // [..., latent] sum of p c
   float2* partial_sum;  // {maximum of the scores, sum of p}
 
+  /// Channel `channel` of the query [q_lat | q_s].
+  __device__ const float* query(int t, int head, int channel) const {
+    return channel < latent ? q_latent.row(t, head) + channel
+                            : q_shared.row(t, head) + (channel - latent);
+  }
   __device__ std::int64_t partial(int row, int chunk, int head) const {
     return (static_cast<std::int64_t>(row) * max_chunks + chunk) * num_heads + head;
   }
@@ -99,13 +134,14 @@ struct Attention {
 
 /// The most rows that one launch of the tensor-core kernel takes; 0 when it cannot do the shape.
 [[nodiscard]] int mla_tensor_rows(const ExecCtx& ctx, const Attention& x);
-/// Fills the partials of x's rows on the tensor cores.
+/// Fills the partials of x's rows on the tensor cores, and finishes rows of one chunk or none.
 void mla_tensor_chunks(const ExecCtx& ctx, const Attention& x);
 
-void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+void mla_prepare(const ExecCtx& ctx, const MlaPrepare& args);
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
                   const MlaCacheView& cache, const MlaBatch& batch, float scale);
-void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
-                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
-                      ConstI32Vec cu_seqlens, float scale);
+void mla_absorbed_bwd(const ExecCtx& ctx, const MlaQueryGrad& d_q, F32Mat d_kv,
+                      ConstF32Cube d_o_lat, const MlaQuery& q, ConstF32Mat kv, ConstF32Cube o_lat,
+                      ConstF32Mat lse, ConstI32Vec cu_seqlens, float scale);
 
 }  // namespace tandem::cuda

@@ -1,7 +1,9 @@
 // mla_absorbed.cu — absorbed MLA over a paged cache.   Contract: ops/mla.h
 // Oracle: ops/ref/mla_ref.h
-// Schedule  The law of chunks of mla.cuh: first the chunks, on the tensor cores (mla_tensor.cu) or
-//           in fp32 (here), then one merge. Rows are taken in groups whose partials fit a budget.
+// Schedule  On Hopper, K3's shape: mla_decode.cu. Else the law of chunks of mla.cuh: first the
+// chunks, by the kernel that choose_kernel()
+//           names, then one merge where a row can have several. Rows are taken in groups whose
+//           partials fit a budget.
 // fp32      A block takes a row, up to 8 heads (a warp each) and a chunk; key tiles of 32 lie in
 //           shared memory, one key a lane for the scores, one channel a lane for the weighted sums.
 // Numerics  fp32 with natural exponentials; keys in order of position.
@@ -9,8 +11,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/latent_row.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
+#include "backends/cuda/mla_decode_host.h"
 #include "backends/cuda/mla_tile.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
@@ -21,6 +25,7 @@ namespace {
 constexpr int kMaxWarps = 8;
 constexpr int kMergeThreads = 128;
 constexpr int kMergeLoads = 32;  // of a thread in flight: one row alone has few threads
+static_assert(kMaxChunks <= kMergeThreads);
 constexpr std::int64_t kPartialBytes = std::int64_t{512} << 20;
 constexpr int kMaxRows = 32768;  // of one launch of the fp32 kernel: rows are on the grid's z axis
 
@@ -40,6 +45,33 @@ struct ChunkShared {
         total(tile + kTileRows32 * tile_stride(dim)) {}
 };
 
+__device__ __forceinline__ void load_query(float* to, const Attention& x, int t, int head) {
+  load_vector(to, x.q_latent.row(t, head), x.latent);
+  load_vector(to + x.latent, x.q_shared.row(t, head), x.dim - x.latent);
+}
+
+/// A warp's sums: the result of a row of one chunk (or none), or partials.
+__device__ __forceinline__ void store_chunk(const Attention& x, int row, int chunk, int head,
+                                            bool whole, const float* o, const Softmax& softmax) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int t = x.first_row + row;
+  const std::int64_t index = x.partial(row, chunk, head);
+  float* const to = whole ? x.o.row(t, head) : x.partial_o + index * x.latent;
+  const bool empty = softmax.sum == 0.0F;
+  for (int d = lane; d < x.latent; d += kWarp) {
+    to[d] = whole ? (empty ? 0.0F : o[d] / softmax.sum) : o[d];
+  }
+  if (lane != 0) {
+    return;
+  }
+  if (!whole) {
+    x.partial_sum[index] = {softmax.top, softmax.sum};
+  } else if (x.lse.data != nullptr) {
+    x.lse.row(t)[head] = empty ? -INFINITY : softmax.top + logf(softmax.sum);
+  }
+}
+
+template <LatentFormat kFormat>
 __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention x) {
   begin_kernel();
   extern __shared__ float4 shared[];
@@ -52,11 +84,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
   const int head = static_cast<int>(blockIdx.y) * warps + warp;
   const int row = static_cast<int>(blockIdx.z);
   const int t = x.first_row + row;
-  const int seq = sequence_of(x.keys.cu_seqlens, x.keys.num_seqs, t);
-  const int visible = x.keys.visible(seq, t);
-  const int begin = chunk * chunk_keys(visible);
-  const int end = min(visible, begin + chunk_keys(visible));
-  if (begin >= end) {
+  const RowKeys keys = x.keys.of_row(t);
+  const int begin = chunk * chunk_keys(keys.visible);
+  const int end = min(keys.visible, begin + chunk_keys(keys.visible));
+  if (begin >= end && chunk > 0) {  // chunk 0 of a row without keys writes its zeros
     return;
   }
   float* const q = base + at.q + warp * padded_4(x.dim);
@@ -65,7 +96,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
   float* const tile = base + at.tile;
   const bool has_head = head < x.num_heads;
   if (has_head) {
-    load_vector(q, x.q.row(t, head), x.dim);
+    load_query(q, x, t, head);
     for (int d = lane; d < x.latent; d += kWarp) {
       o[d] = 0.0F;
     }
@@ -74,7 +105,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
   for (int first = begin; first < end; first += kTileRows32) {
     const int count = min(kTileRows32, end - first);
     __syncthreads();  // the previous tile has been read; q is there
-    load_tile(tile, x.dim, count, [&](int j) { return x.keys.key(seq, first + j); });
+    load_tile(tile, x.dim, count,
+              [&](int j) { return LatentRow<kFormat>{x.keys.key(keys.seq, first + j)}; });
     __syncthreads();
     if (has_head) {
       const float dot = dot_row(q, tile + lane * tile_stride(x.dim), x.dim);
@@ -88,17 +120,32 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) attend_chunk(const Attention
     }
   }
   if (has_head) {
-    const std::int64_t index = x.partial(row, chunk, head);
-    for (int d = lane; d < x.latent; d += kWarp) {
-      x.partial_o[index * x.latent + d] = o[d];
-    }
-    if (lane == 0) {
-      x.partial_sum[index] = {softmax.top, softmax.sum};
-    }
+    store_chunk(x, row, chunk, head, keys.chunks() <= 1, o, softmax);
   }
 }
 
-/// Merges the chunks of one row and head, on kMergeThreads channels of the output.
+/// Parts of one channel: chunks [first, first + kMergeLoads) in flight at once.
+struct MergeLoads {
+  float part[kMergeLoads];
+
+  __device__ __forceinline__ void load(const float* from, std::int64_t stride, int first,
+                                       int chunks) {
+#pragma unroll
+    for (int i = 0; i < kMergeLoads; ++i) {
+      part[i] = first + i < chunks ? from[(first + i) * stride] : 0.0F;
+    }
+  }
+  __device__ __forceinline__ float add(float o, const float* weights, int first, int chunks) const {
+#pragma unroll
+    for (int i = 0; i < kMergeLoads; ++i) {
+      o = first + i < chunks ? fmaf(weights[first + i], part[i], o) : o;
+    }
+    return o;
+  }
+};
+
+/// Merges the chunks of one row and head, on kMergeThreads channels of the output. Partials that
+/// were never written are not read.
 __global__ void __launch_bounds__(kMergeThreads, 8) merge_chunks(const Attention x) {
   begin_kernel();
   __shared__ float2 sums[kMaxChunks];
@@ -107,10 +154,17 @@ __global__ void __launch_bounds__(kMergeThreads, 8) merge_chunks(const Attention
   const int head = static_cast<int>(blockIdx.x) % x.num_heads;
   const int channel = static_cast<int>(blockIdx.y) * kMergeThreads + static_cast<int>(threadIdx.x);
   const int t = x.first_row + row;
-  const int seq = sequence_of(x.keys.cu_seqlens, x.keys.num_seqs, t);
-  const int visible = x.keys.visible(seq, t);
-  const int chunks = visible > 0 ? num_chunks(visible) : 0;
+  const int chunks = x.keys.of_row(t).chunks();
+  if (chunks <= 1) {
+    return;  // finished
+  }
   const int mine = static_cast<int>(threadIdx.x);
+  const bool has_channel = channel < x.latent;
+  const float* const from =
+      x.partial_o + x.partial(row, 0, head) * x.latent + (has_channel ? channel : 0);
+  const std::int64_t stride = static_cast<std::int64_t>(x.num_heads) * x.latent;
+  MergeLoads loads;
+  loads.load(from, stride, 0, chunks);
   if (mine < chunks) {
     sums[mine] = x.partial_sum[x.partial(row, mine, head)];
   }
@@ -127,25 +181,16 @@ __global__ void __launch_bounds__(kMergeThreads, 8) merge_chunks(const Attention
   for (int i = 0; i < chunks; ++i) {
     sum = fmaf(weights[i], sums[i].y, sum);
   }
-  if (channel < x.latent) {
-    const float* from = x.partial_o + x.partial(row, 0, head) * x.latent + channel;
-    const std::int64_t stride = static_cast<std::int64_t>(x.num_heads) * x.latent;
-    float o = 0.0F;
-    for (int first = 0; first < chunks; first += kMergeLoads) {
-      float part[kMergeLoads];
-#pragma unroll
-      for (int i = 0; i < kMergeLoads; ++i) {
-        part[i] = first + i < chunks ? from[(first + i) * stride] : 0.0F;
-      }
-#pragma unroll
-      for (int i = 0; i < kMergeLoads; ++i) {
-        o = first + i < chunks ? fmaf(weights[first + i], part[i], o) : o;
-      }
-    }
-    x.o.row(t, head)[channel] = chunks > 0 ? o / sum : 0.0F;
+  float o = loads.add(0.0F, weights, 0, chunks);
+  for (int first = kMergeLoads; first < chunks; first += kMergeLoads) {
+    loads.load(from, stride, first, chunks);
+    o = loads.add(o, weights, first, chunks);
+  }
+  if (has_channel) {
+    x.o.row(t, head)[channel] = o / sum;
   }
   if (x.lse.data != nullptr && channel == 0) {
-    x.lse.row(t)[head] = chunks > 0 ? top + logf(sum) : -INFINITY;
+    x.lse.row(t)[head] = top + logf(sum);
   }
 }
 
@@ -158,7 +203,15 @@ void fp32_chunks(const ExecCtx& ctx, const Attention& x) {
   const dim3 grid(static_cast<unsigned>(x.max_chunks),
                   static_cast<unsigned>((x.num_heads + warps - 1) / warps),
                   static_cast<unsigned>(x.num_rows));
-  launch(ctx, "mla_absorbed", attend_chunk, {grid, static_cast<unsigned>(warps * kWarp), bytes}, x);
+  const Launch how{grid, static_cast<unsigned>(warps * kWarp), bytes};
+  switch (x.keys.format) {
+    case LatentFormat::kF32:
+      return launch(ctx, "mla_absorbed", attend_chunk<LatentFormat::kF32>, how, x);
+    case LatentFormat::kBF16:
+      return launch(ctx, "mla_absorbed", attend_chunk<LatentFormat::kBF16>, how, x);
+    case LatentFormat::kFp8:
+      return launch(ctx, "mla_absorbed", attend_chunk<LatentFormat::kFp8>, how, x);
+  }
 }
 
 void merge(const ExecCtx& ctx, const Attention& x) {
@@ -176,53 +229,87 @@ bool rows_aligned(const TensorView<T, Rank>& x) {
   return aligned;
 }
 
+/// How the chunks of a call are attended.
+struct ChunkKernel {
+  int most_rows;  // of one launch
+  void (*run)(const ExecCtx&, const Attention&);
+};
+
+/// The one place where a kernel is chosen, after mla_decode(), which takes what it can by a law of
+/// its own. The choice decides the bits of a row, so it may depend
+/// on the row format, the numbers of heads and channels and the device, not on the batch: decode
+/// and prefill of a sequence must agree.
+ChunkKernel choose_kernel(const ExecCtx& ctx, const Attention& x) {
+  if (const int rows = mla_tensor_rows(ctx, x); rows > 0) {
+    return {rows, mla_tensor_chunks};
+  }
+  return {kMaxRows, fp32_chunks};
+}
+
+Attention attention_of(F32Cube o_lat, F32Mat lse, const MlaQuery& q, const MlaCacheView& cache,
+                       const MlaBatch& batch, float scale) {
+  const ConstLatentRows& rows = cache.rows;
+  const std::int64_t most_keys =
+      cache.is_batch() ? rows.num_rows : cache.page_table.size(1) * cache.page_size;
+  const bool keys_aligned =
+      reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_bytes % 16 == 0;
+  return {.o = device_cube(o_lat),
+          .lse = {lse.empty() ? nullptr : lse.data(), lse.stride(0)},
+          .q_latent = device_cube(q.latent),
+          .q_shared = device_cube(q.shared),
+          .keys = {.rows = rows.data,
+                   .row_bytes = rows.row_bytes,
+                   .format = rows.format,
+                   .page_table = {cache.is_batch() ? nullptr : cache.page_table.data(),
+                                  cache.page_table.stride(0)},
+                   .page_size = static_cast<int>(cache.page_size),
+                   .cu_seqlens = batch.cu_seqlens.data(),
+                   .kv_lens = batch.kv_lens.data(),
+                   .num_seqs = static_cast<int>(batch.cu_seqlens.size(0)) - 1},
+          .scale = scale,
+          .num_heads = static_cast<int>(o_lat.size(1)),
+          .dim = static_cast<int>(rows.width),
+          .latent = static_cast<int>(o_lat.size(2)),
+          .first_row = 0,
+          .num_rows = 0,
+          .max_chunks = std::max(max_chunks(most_keys), 1),
+          .queries_aligned = rows_aligned(q.latent) && rows_aligned(q.shared),
+          .keys_aligned = keys_aligned,
+          .partial_o = nullptr,
+          .partial_sum = nullptr};
+}
+
 }  // namespace
 
-void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, ConstF32Cube q,
+void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
                   const MlaCacheView& cache, const MlaBatch& batch, float scale) {
-  const std::int64_t rows = q.size(0);
   if (o_lat.empty()) {
     return;
   }
-  const std::int64_t most_keys =
-      cache.is_batch() ? rows : cache.page_table.size(1) * cache.page_size;
+  if (mla_decode(ctx, o_lat, lse, q, cache, batch, scale)) {
+    return;
+  }
+  const std::int64_t rows = o_lat.size(0);
+  Attention x = attention_of(o_lat, lse, q, cache, batch, scale);
+  const ChunkKernel kernel = choose_kernel(ctx, x);
+  const bool merges = x.max_chunks > 1;  // else no partials are written
   const ArenaScope scope(*ctx.workspace);
-  Attention x{.o = device_cube(o_lat),
-              .lse = {lse.empty() ? nullptr : lse.data(), lse.stride(0)},
-              .q = device_cube(q),
-              .keys = {.rows = {cache.rows.data(), cache.rows.stride(0)},
-                       .page_table = {cache.is_batch() ? nullptr : cache.page_table.data(),
-                                      cache.page_table.stride(0)},
-                       .page_size = static_cast<int>(cache.page_size),
-                       .cu_seqlens = batch.cu_seqlens.data(),
-                       .kv_lens = batch.kv_lens.data(),
-                       .num_seqs = static_cast<int>(batch.cu_seqlens.size(0)) - 1},
-              .scale = scale,
-              .num_heads = static_cast<int>(q.size(1)),
-              .dim = static_cast<int>(q.size(2)),
-              .latent = static_cast<int>(o_lat.size(2)),
-              .first_row = 0,
-              .num_rows = 0,
-              .max_chunks = std::max(max_chunks(most_keys), 1),
-              .aligned = rows_aligned(q) && rows_aligned(cache.rows),
-              .partial_o = nullptr,
-              .partial_sum = nullptr};
-  const int tensor_rows = mla_tensor_rows(ctx, x);
   const std::int64_t row_partials = static_cast<std::int64_t>(x.max_chunks) * x.num_heads;
-  const std::int64_t affordable = kPartialBytes / (row_partials * (x.latent + 2) * 4);
-  const std::int64_t group = std::min(
-      std::clamp<std::int64_t>(affordable, 1, tensor_rows > 0 ? tensor_rows : kMaxRows), rows);
-  x.partial_o = ctx.workspace->take<float>(group * row_partials * x.latent).data();
-  x.partial_sum = ctx.workspace->take<float2>(group * row_partials).data();
+  const std::int64_t affordable =
+      merges ? kPartialBytes / (row_partials * (x.latent + 2) * 4) : rows;
+  const std::int64_t group =
+      std::min(std::clamp<std::int64_t>(affordable, 1, kernel.most_rows), rows);
+  if (merges) {
+    x.partial_o = ctx.workspace->take<float>(group * row_partials * x.latent).data();
+    x.partial_sum = ctx.workspace->take<float2>(group * row_partials).data();
+  }
   for (std::int64_t first = 0; first < rows; first += group) {
     x.first_row = static_cast<int>(first);
     x.num_rows = static_cast<int>(std::min(group, rows - first));
-    if (tensor_rows > 0) {
-      mla_tensor_chunks(ctx, x);
-    } else {
-      fp32_chunks(ctx, x);
+    kernel.run(ctx, x);
+    if (merges) {
+      merge(ctx, x);
     }
-    merge(ctx, x);
   }
 }
 

@@ -25,9 +25,9 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kKeysPerWarp = kTileRows32 / kWarps;
 
 struct Backward {
-  Cube<float> d_q;
+  Cube<float> d_q_latent, d_q_shared;
   Mat<float> d_kv;
-  Cube<const float> d_o, q, o;
+  Cube<const float> d_o, q_latent, q_shared, o;
   Mat<const float> kv, lse;
   const std::int32_t* cu_seqlens;
   float* delta;  // [T, H]
@@ -74,6 +74,11 @@ __device__ __forceinline__ Weights score_gradient(const Backward& x, const float
   return {p, valid ? p * (d_p - delta) * x.scale : 0.0F};
 }
 
+__device__ __forceinline__ void load_query(float* to, const Backward& x, int t, int head) {
+  load_vector(to, x.q_latent.row(t, head), x.latent);
+  load_vector(to + x.latent, x.q_shared.row(t, head), x.dim - x.latent);
+}
+
 __global__ void __launch_bounds__(kThreads, 2) query_gradients(const Backward x) {
   begin_kernel();
   extern __shared__ float4 shared[];
@@ -91,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 2) query_gradients(const Backward x)
   float* const d_s = base + at.d_s + warp * kWarp;
   float* const sums = base + at.sums + warp * x.dim;
   float* const tile = base + at.tile;
-  load_vector(q, x.q.row(t, head), x.dim);
+  load_query(q, x, t, head);
   load_vector(d_o, x.d_o.row(t, head), x.latent);
   for (int d = lane; d < x.dim; d += kWarp) {
     sums[d] = 0.0F;
@@ -118,7 +123,9 @@ __global__ void __launch_bounds__(kThreads, 2) query_gradients(const Backward x)
   }
   if (wanted == head) {
     for (int d = lane; d < x.dim; d += kWarp) {
-      x.d_q.row(t, head)[d] = sums[d];
+      float* const to =
+          d < x.latent ? x.d_q_latent.row(t, head) + d : x.d_q_shared.row(t, head) + (d - x.latent);
+      *to = sums[d];
     }
     if (lane == 0) {
       x.delta[static_cast<std::int64_t>(t) * x.num_heads + head] = delta;
@@ -185,7 +192,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients(const Backward x) {
     const bool has_pair = mine < last_pair;
     const int t = has_pair ? static_cast<int>(mine / x.num_heads) : first;
     const int head = has_pair ? static_cast<int>(mine % x.num_heads) : 0;
-    load_vector(q, x.q.row(t, head), x.dim);
+    load_query(q, x, t, head);
     load_vector(d_o, x.d_o.row(t, head), x.latent);
     __syncthreads();  // the tile and the zeros, the first time; this warp's q and d_o
     const bool valid = has_pair && lane < count && t >= key && t < key_end;
@@ -213,31 +220,35 @@ std::int64_t shared_bytes(CudaDevice& device, const BackwardShared& shared) {
 
 }  // namespace
 
-void mla_absorbed_bwd(const ExecCtx& ctx, F32Cube d_q, F32Mat d_kv, ConstF32Cube d_o_lat,
-                      ConstF32Cube q, ConstF32Mat kv, ConstF32Cube o_lat, ConstF32Mat lse,
-                      ConstI32Vec cu_seqlens, float scale) {
-  if (q.empty()) {
+void mla_absorbed_bwd(const ExecCtx& ctx, const MlaQueryGrad& d_q, F32Mat d_kv,
+                      ConstF32Cube d_o_lat, const MlaQuery& q, ConstF32Mat kv, ConstF32Cube o_lat,
+                      ConstF32Mat lse, ConstI32Vec cu_seqlens, float scale) {
+  if (o_lat.empty()) {
     return;
   }
   CudaDevice& device = device_of(ctx);
   const ArenaScope scope(*ctx.workspace);
-  const Backward x{.d_q = device_cube(d_q),
+  const std::int64_t rows = o_lat.size(0);
+  const std::int64_t heads = o_lat.size(1);
+  const Backward x{.d_q_latent = device_cube(d_q.latent),
+                   .d_q_shared = device_cube(d_q.shared),
                    .d_kv = device_mat(d_kv),
                    .d_o = device_cube(d_o_lat),
-                   .q = device_cube(q),
+                   .q_latent = device_cube(q.latent),
+                   .q_shared = device_cube(q.shared),
                    .o = device_cube(o_lat),
                    .kv = device_mat(kv),
                    .lse = device_mat(lse),
                    .cu_seqlens = cu_seqlens.data(),
-                   .delta = ctx.workspace->take<float>(q.size(0) * q.size(1)).data(),
+                   .delta = ctx.workspace->take<float>(rows * heads).data(),
                    .num_seqs = static_cast<int>(cu_seqlens.size(0) - 1),
-                   .num_rows = static_cast<int>(q.size(0)),
-                   .num_heads = static_cast<int>(q.size(1)),
-                   .dim = static_cast<int>(q.size(2)),
+                   .num_rows = static_cast<int>(rows),
+                   .num_heads = static_cast<int>(heads),
+                   .dim = static_cast<int>(kv.size(1)),
                    .latent = static_cast<int>(o_lat.size(2)),
                    .scale = scale};
   const int warps = std::min(x.num_heads, kWarps);
-  const std::int64_t query_blocks = q.size(0) * ((x.num_heads + warps - 1) / warps);
+  const std::int64_t query_blocks = rows * ((x.num_heads + warps - 1) / warps);
   TDM_CHECK(query_blocks <= INT32_MAX, query_blocks);
   const std::int64_t query_bytes =
       shared_bytes(device, BackwardShared(warps, warps, x.dim, x.latent));

@@ -2,17 +2,18 @@
 // Oracle: ops/ref/mla_ref.h
 // Math      s = scale q . row; p = exp(s - max); sums of p and of p c per row, head and chunk
 // Schedule  An item is (row, chunk, group of up to 48 heads); one block an SM walks over the items.
-//           4 warps load: cache rows in fp32 through registers, as bf16 into a ring of two tiles of
-//           64 keys. 8 warps multiply, for each tile:
+//           Groups are the smaller the fewer chunks there are. 4 warps load cache rows, as bf16,
+//           into a ring of two tiles of 64 keys. 8 warps multiply, for each tile:
 //             scores   [heads, 64]: a warp has 16 keys and half of the channels (that reads less
 //                      shared memory than 8 keys and all channels); the halves meet there
 //             softmax  a warp a row of scores; weights in bf16 into shared memory
 //             sums     [heads, latent]: a warp has latent / 8 channels, in registers for the chunk
-// Barriers  full[stage]: loaders to math; empty[stage]: math to loaders; one among the math warps.
-// Traffic   K3 (96 heads, 2 groups), a key: 2,304 bytes from memory, twice that from L2, 209 kFLOP.
+// Barriers  full[stage]: loaders to math (mbarriers); empty[stage]: math to loaders; one among the
+//           math warps.
+// Traffic   K3 (96 heads, 2 groups), a key: 2,304, 1,152 or 576 bytes from memory, twice that from
+//           L2, 209 kFLOP.
 // Numerics  bf16 products, fp32 sums; weights unnormalised in bf16, their sum in fp32. The result
-// of
-//           a head does not depend on the other heads, rows or sequences.
+//           of a head does not depend on the other heads, rows or sequences.
 // Launch    grid depends on shapes only; graph-safe.
 #include <algorithm>
 #include <cmath>
@@ -51,15 +52,15 @@ __device__ __forceinline__ void load_queries(const Block& block, const Item& ite
     for (int i = 0; i < kRows; ++i) {
       const int head = item.head + math_warp() + i * kMathWarps;
       data[i] = head < x.num_heads
-                    ? load_4(x.q.row(x.first_row + item.row, head) + channel, x.aligned)
+                    ? load_4(x.query(x.first_row + item.row, head, channel), x.queries_aligned)
                     : float4{};
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       char* const to = block.shared + block.at.q +
                        (math_warp() + i * kMathWarps) * block.at.row_bytes + channel * 2;
-      *reinterpret_cast<uint2*>(to) = {pack_bf16(data[i].x, data[i].y),
-                                       pack_bf16(data[i].z, data[i].w)};
+      *reinterpret_cast<uint2*>(to) = {ptx::cvt_bf16x2(data[i].x, data[i].y),
+                                       ptx::cvt_bf16x2(data[i].z, data[i].w)};
     }
   }
 }
@@ -87,7 +88,8 @@ __device__ __forceinline__ void multiply_scores(const Block& block, const char* 
       s[m][1][i] = 0.0F;
     }
   }
-#pragma unroll 3
+  constexpr int kUnroll = kHeadTiles == 1 ? 6 : 3;  // of one dependent chain of products
+#pragma unroll kUnroll
   for (int step = upper ? middle : 0; step < (upper ? steps : middle); ++step) {
     std::uint32_t b[4];
     ptx::ldmatrix_x4(b, b_row + step * 32);
@@ -192,7 +194,7 @@ __device__ __forceinline__ void softmax(const Block& block, int count, RowSums& 
     next[i] = fmaxf(__shfl_sync(kFullWarp, mine.top, i), next[i]);
     first[i] = first_valid ? exp2f((first[i] - next[i]) * kLog2e) : 0.0F;
     second[i] = second_valid ? exp2f((second[i] - next[i]) * kLog2e) : 0.0F;
-    weights[row * (kWeightStride / 2) + lane] = pack_bf16(first[i], second[i]);
+    weights[row * (kWeightStride / 2) + lane] = ptx::cvt_bf16x2(first[i], second[i]);
     total[i] = first[i] + second[i];
   }
   each_warp_sum(total);
@@ -283,6 +285,73 @@ __device__ __forceinline__ void store_sums(const Block& block, const Item& item,
   }
 }
 
+/// The result of a row of one chunk.
+template <int kRows, int kHeadTiles, int kLatentTiles>
+__device__ __forceinline__ void finish_row(const Block& block, const Item& item,
+                                           const float (&o)[kHeadTiles][kLatentTiles][4],
+                                           RowSums mine) {
+  const Attention& x = block.x;
+  const int t = x.first_row + item.row;
+  auto* const sums = reinterpret_cast<float*>(block.shared + block.at.shrink);
+  math_barrier();  // the shrinks have been read
+  const int row = math_warp() + lane_id() * kMathWarps;
+  if (lane_id() < kRows) {
+    sums[row] = mine.sum;
+    if (x.lse.data != nullptr && item.head + row < x.num_heads) {
+      x.lse.row(t)[item.head + row] = mine.top + logf(mine.sum);
+    }
+  }
+  math_barrier();  // the sums are there
+  const int channel = math_warp() * kLatentTiles * 8 + lane_id() % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < kHeadTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int head = m * kMmaRows + half * 8 + lane_id() / 4;
+      if (item.head + head < x.num_heads) {
+        float* const to = x.o.row(t, item.head + head) + channel;
+        const float sum = sums[head];
+#pragma unroll
+        for (int n = 0; n < kLatentTiles; ++n) {
+          to[n * 8] = o[m][n][2 * half] / sum;
+          to[n * 8 + 1] = o[m][n][2 * half + 1] / sum;
+        }
+      }
+    }
+  }
+}
+
+template <int kRows, int kHeadTiles, int kLatentTiles>
+__device__ __forceinline__ void store_item(const Block& block, const Item& item,
+                                           const float (&o)[kHeadTiles][kLatentTiles][4],
+                                           RowSums sums) {
+  if (item.whole) {
+    finish_row<kRows>(block, item, o, sums);
+  } else {
+    store_values(block, item, o);
+    store_sums<kRows>(block, item, sums);
+  }
+}
+
+/// Rows without keys: zeros.
+__device__ __forceinline__ void clear_padding(const Attention& x, const Plan& plan) {
+  for (int row = static_cast<int>(blockIdx.x); row < x.num_rows;
+       row += static_cast<int>(gridDim.x)) {
+    if (plan.visible[row] > 0) {
+      continue;
+    }
+    const int t = x.first_row + row;
+    for (int head = 0; head < x.num_heads; ++head) {
+      for (int d = static_cast<int>(threadIdx.x); d < x.latent; d += kTensorThreads) {
+        x.o.row(t, head)[d] = 0.0F;
+      }
+      if (x.lse.data != nullptr && threadIdx.x == 0) {
+        x.lse.row(t)[head] = -INFINITY;
+      }
+    }
+  }
+}
+
 template <int kHeadTiles, int kLatentTiles>
 __device__ void multiply_tiles(const Block& block) {
   constexpr int kRows = kHeadTiles * kMmaRows / kMathWarps;
@@ -294,20 +363,18 @@ __device__ void multiply_tiles(const Block& block) {
     math_barrier();  // the queries are there; the last item's weights have been read
     float o[kHeadTiles][kLatentTiles][4] = {};
     RowSums sums;
-    for (int first = item.begin; first < item.end; first += kTileKeys, ++number) {
-      const int stage = number % kStages;
+    for (int left = item.end - item.begin; left > 0; left -= kTileKeys, ++number) {
       const char* const tile = block.tile(number);
-      ptx::named_barrier_sync(kFullBarrier + stage, kTensorThreads);  // the tile has been loaded
+      ptx::mbarrier_wait(block.full(number), static_cast<unsigned>(number / kStages) & 1U);
       float s[kHeadTiles][2][4];
       multiply_scores(block, tile, s);
       add_halves(block, s);
-      softmax<kRows>(block, item.end - first, sums);
+      softmax<kRows>(block, left, sums);
       math_barrier();  // weights and shrinks are there
       add_values(block, tile, o);
-      ptx::named_barrier_arrive(kEmptyBarrier + stage, kTensorThreads);
+      ptx::named_barrier_arrive(kEmptyBarrier + number % kStages, kTensorThreads);
     }
-    store_values(block, item, o);
-    store_sums<kRows>(block, item, sums);
+    store_item<kRows>(block, block.item(i), o, sums);  // found again: it need not stay in registers
   }
 }
 
@@ -316,20 +383,25 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
     attend_chunks(const __grid_constant__ Attention x) {
   begin_kernel();
   extern __shared__ uint4 bytes[];
-  Block block{x, HeadGroups(x.num_heads), TensorShared(kHeadTiles, x.dim),
+  Block block{x, HeadGroups(x.num_heads, kHeadTiles), TensorShared(kHeadTiles, x.dim),
               reinterpret_cast<char*>(bytes), 0};
   Plan& plan = *reinterpret_cast<Plan*>(block.shared + block.at.plan);
-  plan.build(x);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(block.full(stage), kLoadThreads);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  plan.build(x);  // its barriers are for the above as well
+  clear_padding(x, plan);
   block.num_items = plan.first_item[x.num_rows] * block.groups.count;
   if (static_cast<int>(blockIdx.x) >= block.num_items) {
     return;
   }
   if (math_warp() < kMathWarps) {
     multiply_tiles<kHeadTiles, kLatentTiles>(block);
-  } else if (x.aligned) {
-    load_tiles<true>(block);
   } else {
-    load_tiles<false>(block);
+    load_tiles(block);
   }
 }
 
@@ -349,8 +421,8 @@ Kernel kernel_of(int latent) {
   }
 }
 
-Kernel kernel_of(const HeadGroups& groups, int latent) {
-  switch (groups.tiles) {
+Kernel kernel_of(int head_tiles, int latent) {
+  switch (head_tiles) {
     case 1:
       return kernel_of<1>(latent);
     case 2:
@@ -364,20 +436,22 @@ Kernel kernel_of(const HeadGroups& groups, int latent) {
 
 int mla_tensor_rows(const ExecCtx& ctx, const Attention& x) {
   const CudaDevice& device = device_of(ctx);
-  const HeadGroups groups(x.num_heads);
-  const bool fits = x.num_heads >= 8 && x.dim % 16 == 0 && x.dim >= x.latent &&
-                    kernel_of(groups, x.latent) != nullptr &&
-                    TensorShared(groups.tiles, x.dim).total <= device.info().smem_per_block;
+  const int tiles = HeadGroups::most_tiles(x.num_heads);
+  const bool loads = x.keys_aligned || x.keys.format == LatentFormat::kF32;
+  const bool fits = x.num_heads >= 8 && x.dim % 16 == 0 && x.dim >= x.latent && loads &&
+                    kernel_of(tiles, x.latent) != nullptr &&
+                    TensorShared(tiles, x.dim).total <= device.info().smem_per_block;
   return fits && !device.options().exact_linear ? kTensorRows : 0;
 }
 
 void mla_tensor_chunks(const ExecCtx& ctx, const Attention& x) {
   CudaDevice& device = device_of(ctx);
-  const HeadGroups groups(x.num_heads);
-  const Kernel kernel = kernel_of(groups, x.latent);
+  const int num_sms = device.info().num_sms;
+  const int chunks = x.num_rows * x.max_chunks;
+  const HeadGroups groups(x.num_heads, HeadGroups::tiles_for(x.num_heads, chunks, num_sms));
+  const Kernel kernel = kernel_of(groups.tiles, x.latent);
   const int bytes = TensorShared(groups.tiles, x.dim).total;
-  const int items = x.num_rows * x.max_chunks * groups.count;
-  const int blocks = std::min(items, device.info().num_sms);
+  const int blocks = std::min(chunks * groups.count, num_sms);
   launch(ctx, "mla_absorbed", kernel, {static_cast<unsigned>(blocks), kTensorThreads, bytes}, x);
 }
 

@@ -21,15 +21,30 @@ inline constexpr int kScoreStride = kTileKeys + 8;   // floats: 8 rows of pairs 
 inline constexpr int kWeightStride = kTileKeys + 8;  // bf16: 8 rows of 16 bytes in distinct banks
 static_assert(kTensorRows <= kTensorThreads);
 
-/// How heads are dealt to blocks: groups of `tiles` mma tiles. A function of the model alone.
+/// How heads are dealt to blocks: groups of `tiles` mma tiles. It never enters a result.
 struct HeadGroups {
   int tiles;
   int count;
 
-  __host__ __device__ explicit HeadGroups(int heads) {
-    const int all = (heads + kMmaRows - 1) / kMmaRows;
-    count = (all + kMaxHeadTiles - 1) / kMaxHeadTiles;
-    tiles = (all + count - 1) / count;
+  __host__ __device__ HeadGroups(int heads, int tiles_each)
+      : tiles(tiles_each), count((head_tiles(heads) + tiles_each - 1) / tiles_each) {}
+  [[nodiscard]] __host__ __device__ static constexpr int head_tiles(int heads) {
+    return (heads + kMmaRows - 1) / kMmaRows;
+  }
+  /// The largest groups that a block can take, of equal sizes.
+  [[nodiscard]] static constexpr int most_tiles(int heads) {
+    const int groups = (head_tiles(heads) + kMaxHeadTiles - 1) / kMaxHeadTiles;
+    return (head_tiles(heads) + groups - 1) / groups;
+  }
+  /// The smallest groups, hence the shortest work, for which `chunks` chunks still fit on the
+  /// device at once.
+  [[nodiscard]] static constexpr int tiles_for(int heads, int chunks, int num_sms) {
+    int tiles = 1;
+    while (tiles < most_tiles(heads) &&
+           chunks * ((head_tiles(heads) + tiles - 1) / tiles) > num_sms) {
+      ++tiles;
+    }
+    return tiles;
   }
 };
 
@@ -43,6 +58,7 @@ struct TensorShared {
   int scores;   // [heads, kScoreStride] floats
   int weights;  // [heads, kWeightStride] bf16
   int shrink;   // [heads] floats
+  int full;     // [kStages] barriers: the tile has been loaded
   int plan;     // Plan
   int total;
 
@@ -50,7 +66,7 @@ struct TensorShared {
 };
 
 /// The items of a launch: first_item[r] chunks come before row r's.
-struct Plan {
+struct Plan {  // rows without keys have no items
   int first_item[kTensorRows + 1];
   int seq[kTensorRows];
   int visible[kTensorRows];
@@ -68,7 +84,8 @@ inline __host__ __device__ TensorShared::TensorShared(int head_tiles, int dim) {
   scores = tiles + kStages * tile_bytes;
   weights = scores + heads * kScoreStride * 4;
   shrink = weights + heads * kWeightStride * 2;
-  plan = shrink + heads * 4;
+  full = shrink + heads * 4;
+  plan = full + kStages * 8;
   total = plan + static_cast<int>(sizeof(Plan));
 }
 
@@ -76,9 +93,10 @@ inline __device__ void Plan::build(const Attention& x) {
   const int row = static_cast<int>(threadIdx.x);
   if (row < x.num_rows) {
     const int t = x.first_row + row;
-    seq[row] = sequence_of(x.keys.cu_seqlens, x.keys.num_seqs, t);
-    visible[row] = x.keys.visible(seq[row], t);
-    first_item[row + 1] = visible[row] > 0 ? num_chunks(visible[row]) : 0;
+    const RowKeys keys = x.keys.of_row(t);
+    seq[row] = keys.seq;
+    visible[row] = keys.visible;
+    first_item[row + 1] = keys.chunks();
   }
   __syncthreads();
   if (row < kWarp) {  // the counts become sums
@@ -112,6 +130,7 @@ struct Item {
   int head;   // first of the group
   int begin;  // keys
   int end;
+  bool whole;  // all keys of the row
 
   /// Groups of heads of one chunk are neighbours: they run together and share its keys in L2.
   __device__ Item(const Attention& x, const Plan& plan, const HeadGroups& groups, int number) {
@@ -133,6 +152,7 @@ struct Item {
     const int size = chunk_keys(plan.visible[row]);
     begin = chunk * size;
     end = min(begin + size, plan.visible[row]);
+    whole = size >= plan.visible[row];
   }
 };
 

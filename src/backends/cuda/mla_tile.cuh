@@ -19,14 +19,14 @@ inline constexpr int kTileRows32 = kWarp;
 }
 
 /// tile[j] = row(j) for j < count, zeros for the others up to 32. Warps of the block take rows in
-/// turn; the caller synchronises. row(j) is a pointer to `width` floats.
+/// turn; the caller synchronises. row(j)[d] is element d < width, a float or what reads as one.
 template <typename RowFn>
 __device__ __forceinline__ void load_tile(float* tile, int width, int count, const RowFn& row) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   for (int j = static_cast<int>(threadIdx.x) / kWarp; j < kTileRows32; j += warps) {
     float* const to = tile + j * tile_stride(width);
-    const float* const from = row(min(j, count - 1));
+    const auto from = row(min(j, count - 1));
     const bool there = j < count;
     for (int d = lane; d < width; d += kWarp) {
       to[d] = there ? from[d] : 0.0F;

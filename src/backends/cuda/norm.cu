@@ -93,14 +93,6 @@ struct L2Norm {
   }
 };
 
-__device__ __forceinline__ float add_squares(float sum, const Quad& x) {
-#pragma unroll
-  for (int i = 0; i < kQuad; ++i) {
-    sum = fmaf(x.v[i], x.v[i], sum);
-  }
-  return sum;
-}
-
 template <typename Norm>
 __device__ __forceinline__ Quad normed(const Quad& x, float scale,
                                        const typename Norm::Factors& by) {

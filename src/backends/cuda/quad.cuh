@@ -54,6 +54,15 @@ __device__ __forceinline__ void store_quad(float* row, std::int64_t at, std::int
   }
 }
 
+/// sum + the quad's squares, in order.
+__device__ __forceinline__ float add_squares(float sum, const Quad& x) {
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+    sum = fmaf(x.v[i], x.v[i], sum);
+  }
+  return sum;
+}
+
 /// Every row of the view starts on 16 bytes and holds whole quads.
 template <typename T, int Rank>
 [[nodiscard]] bool whole_quads(const TensorView<T, Rank>& view) {

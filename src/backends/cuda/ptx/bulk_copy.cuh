@@ -31,12 +31,18 @@ __device__ __forceinline__ void mbarrier_expect(std::uint64_t* barrier, unsigned
                : "memory");
 }
 
-/// mbarrier.arrive: one arrival. What this thread wrote before is visible after the wait.
+/// mbarrier.arrive: one arrival. What the thread wrote before is visible to those who wait.
 __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
                :
                : "r"(shared_address(barrier))
                : "memory");
+}
+
+/// fence.proxy.async: this thread's ordinary accesses to shared memory come before later copies and
+/// products of a warpgroup.
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
 /// Waits for the end of the phase of this parity: 0 for the first one, then 1, 0, ...

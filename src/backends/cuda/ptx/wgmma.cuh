@@ -47,11 +47,6 @@ __device__ __forceinline__ void keep_in_order(float (&d)[kBlocks][4]) {
   }
 }
 
-/// fence.proxy.async: shared memory that this thread wrote is seen by products and bulk copies.
-__device__ __forceinline__ void async_proxy_fence() {
-  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
-
 /// Asks for kRegisters a thread, more or fewer than the launch gave. All warps of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
