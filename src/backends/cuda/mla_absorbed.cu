@@ -1,9 +1,8 @@
 // mla_absorbed.cu — absorbed MLA over a paged cache.   Contract: ops/mla.h
 // Oracle: ops/ref/mla_ref.h
-// Schedule  On Hopper, K3's shape: mla_decode.cu. Else the law of chunks of mla.cuh: first the
-// chunks, by the kernel that choose_kernel()
-//           names, then one merge where a row can have several. Rows are taken in groups whose
-//           partials fit a budget.
+// Schedule  K3's shape on Hopper: mla_decode.cu. Else the law of chunks of mla.cuh: first the
+//           chunks, by the kernel that choose_kernel() names, then one merge where a row can have
+//           several. Rows are taken in groups whose partials fit a budget.
 // fp32      A block takes a row, up to 8 heads (a warp each) and a chunk; key tiles of 32 lie in
 //           shared memory, one key a lane for the scores, one channel a lane for the weighted sums.
 // Numerics  fp32 with natural exponentials; keys in order of position.

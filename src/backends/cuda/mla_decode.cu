@@ -39,6 +39,15 @@ int box_rows_of(const MlaCacheView& cache) {
   return rows >= 8 && as_they_are ? rows : 0;
 }
 
+/// One item reads a key, and the cache could not hold all of them anyway.
+bool is_read_once(const MlaCacheView& cache, const MlaBatch& batch, const DecodeConfig& config,
+                  std::int64_t rows, const DeviceInfo& info) {
+  const std::int64_t sequences = batch.cu_seqlens.size(0) - 1;
+  const std::int64_t keys = sequences * cache.page_table.size(1) * cache.page_size;
+  return !cache.is_batch() && rows <= sequences * config.group_rows &&
+         keys * cache.rows.row_bytes > info.l2_bytes;
+}
+
 DecodeKernel kernel_of(LatentFormat format, const DecodeConfig& config) {
   switch (format) {
     case LatentFormat::kBF16:
@@ -61,8 +70,9 @@ DecodeArgs arguments(const MlaQuery& q, const MlaCacheView& cache, const MlaBatc
                                .row_bytes = cache.rows.row_bytes,
                                .box_rows = x.box_rows});
   }
-  x.keys = {.rows = reinterpret_cast<const char*>(cache.rows.data),
+  x.keys = {.rows = cache.rows.data,
             .row_bytes = cache.rows.row_bytes,
+            .format = cache.rows.format,
             .page_table = {cache.is_batch() ? nullptr : cache.page_table.data(),
                            cache.page_table.stride(0)},
             .page_size = static_cast<int>(cache.page_size),
@@ -130,6 +140,7 @@ bool mla_decode(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q
   x.scale_log2 = scale * kLog2e;
   x.group_rows = config->group_rows;
   x.stages = config->stages;
+  x.read_once = is_read_once(cache, batch, *config, rows, device.info());
   attend(ctx, x, *config, cache.rows.format, rows);
   return true;
 }

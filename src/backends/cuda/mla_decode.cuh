@@ -24,51 +24,10 @@ inline constexpr int kDecodeMathBarrier = 1;
 inline constexpr int kDecodeGroupBarrier = 2;  // + warpgroup of the math threads
 inline constexpr int kDecodeLoadBarrier = 4;
 
-/// What a query row attends.
-struct DecodeRow {
-  int seq;
-  int index;    // of the row among those of its sequence
-  int visible;  // keys; 0 in a padding sequence
-};
-
-/// Where the keys of a sequence are, as row numbers.
-struct DecodeKeys {
-  const char* rows;
-  std::int64_t row_bytes;              // from one row to the next
-  Mat<const std::int32_t> page_table;  // data null: the keys are the batch's own rows
-  int page_size;
-  const std::int32_t* cu_seqlens;
-  const std::int32_t* kv_lens;
-  int num_seqs;
-
-  /// In decode row t is the only one of sequence t: what it needs is loaded side by side.
-  __device__ DecodeRow of_row(int t) const {
-    if (page_table.data != nullptr && t < num_seqs) {
-      const int begin = cu_seqlens[t];
-      const int end = cu_seqlens[t + 1];
-      const int keys = kv_lens[t];
-      if (begin == t && end > t) {
-        return {t, 0, max(keys - (end - 1 - t), 0)};
-      }
-    }
-    const int b = sequence_of(cu_seqlens, num_seqs, t);
-    const int index = t - cu_seqlens[b];
-    const int keys =
-        page_table.data == nullptr ? index + 1 : kv_lens[b] - (cu_seqlens[b + 1] - 1 - t);
-    return {b, index, max(keys, 0)};
-  }
-  __device__ std::int64_t row(int b, int position) const {
-    if (page_table.data == nullptr) {
-      return std::int64_t{cu_seqlens[b]} + position;
-    }
-    return std::int64_t{page_table.row(b)[position / page_size]} * page_size + position % page_size;
-  }
-};
-
 /// A call, and the rows of it that one launch attends. Partials are laid out [row, split, head].
 struct DecodeArgs {
   CUtensorMap boxes;  // of [box_rows, 64 channels] of the rows
-  DecodeKeys keys;
+  PagedKeys keys;
   Cube<float> o;
   Mat<float> lse;              // data null: not wanted
   Cube<const float> q;         // [T, H, 512]
@@ -78,6 +37,7 @@ struct DecodeArgs {
   int group_rows;
   int stages;
   int box_rows;    // a run of keys that one box holds; 0: keys are copied one by one
+  bool read_once;  // keys need not stay in the L2 cache
   bool aligned_q;  // rows of both parts of q start at multiples of 16 bytes
   int first_row;
   int num_rows;
@@ -110,10 +70,11 @@ inline __device__ void DecodePlan::build(const DecodeArgs& x) {
   const bool has_row = row < x.num_rows;
   int index = 0;  // of the row in its sequence
   if (has_row) {
-    const DecodeRow its = x.keys.of_row(x.first_row + row);
-    index = its.index;
+    const int t = x.first_row + row;
+    const RowKeys its = x.keys.of_row(t);
     seq[row] = its.seq;
-    visible[row] = its.visible;
+    visible[row] = max(its.visible, 0);
+    index = x.group_rows > 1 ? t - x.keys.cu_seqlens[its.seq] : 0;
   }
   __syncthreads();
   if (has_row) {

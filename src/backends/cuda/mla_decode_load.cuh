@@ -7,6 +7,7 @@
 // weight of 0). fp32 and e4m3 rows: through registers, converted.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <cuda_bf16.h>
@@ -57,7 +58,7 @@ __device__ __forceinline__ void wait_empty(const DecodeBlock& block, RingPlace p
 inline constexpr int kCopyTurns = 4;
 
 struct CopiedRows {
-  const char* from[kCopyTurns];
+  const std::byte* from[kCopyTurns];
   int bytes[kCopyTurns];
 };
 
@@ -72,9 +73,7 @@ __device__ __forceinline__ CopiedRows find_rows(const DecodeBlock& block, const 
   for (int i = 0; i < kCopyTurns; ++i) {
     const int position = first + copied_key(i);
     const bool there = position < item.end;
-    rows.from[i] = block.x.keys.rows +
-                   block.x.keys.row(item.seq, there ? position : first) * block.x.keys.row_bytes +
-                   load_thread() % 8 * 16;
+    rows.from[i] = block.x.keys.key(item.seq, there ? position : first) + load_thread() % 8 * 16;
     rows.bytes[i] = there ? 16 : 0;
   }
   return rows;
@@ -101,7 +100,8 @@ __device__ __forceinline__ int boxed_key(const DecodeBlock& block) {
 }
 
 template <bool kPair>
-__device__ __forceinline__ void copy_boxes(const DecodeBlock& block, int stage, int key, int row) {
+__device__ __forceinline__ void copy_boxes(const DecodeBlock& block, int stage, int key, int row,
+                                           std::uint64_t policy) {
   if (load_thread() == 0) {
     ptx::mbarrier_expect(block.full(stage), kDecodeTileBytes);
   }
@@ -113,10 +113,10 @@ __device__ __forceinline__ void copy_boxes(const DecodeBlock& block, int stage, 
   for (int box = 0; box < kDecodeBoxes; ++box) {
     if constexpr (kPair) {
       ptx::tensor_copy_2d_multicast(to + box * kDecodeBoxBytes, block.x.boxes, box * 64, row,
-                                    block.full(stage), 3);
+                                    block.full(stage), policy, 3);
     } else {
       ptx::tensor_copy_2d(to + box * kDecodeBoxBytes, block.x.boxes, box * 64, row,
-                          block.full(stage));
+                          block.full(stage), policy);
     }
   }
 }
@@ -136,12 +136,13 @@ __device__ void load_tiles_bf16(const DecodeBlock& block) {
   RingPlace place;
   int pending = -1;  // the stage that waits to be handed over
   const int key = block.x.box_rows > 0 ? boxed_key<kPair>(block) : -1;
+  const std::uint64_t policy = block.x.read_once ? ptx::leave_l2_first() : ptx::keep_in_l2();
   for_each_tile(block, [&](const DecodeItem& item, int first) {
     if (block.x.box_rows > 0 && first + kDecodeTile <= item.end) {
       const int row = key >= 0 ? static_cast<int>(block.x.keys.row(item.seq, first + key)) : 0;
       wait_empty<kPair>(block, place);
       if (load_thread() < kWarp) {
-        copy_boxes<kPair>(block, place.stage, key, row);
+        copy_boxes<kPair>(block, place.stage, key, row, policy);
       }
       ptx::cp_async_wait<0>();
       if (pending >= 0) {
@@ -181,7 +182,7 @@ struct E4m3Units {  // 4 lanes share a key, 16 channels each of every box
   static __device__ int key(int i) {
     return load_thread() / kWarp * 16 + i * 8 + load_thread() % kWarp / 4;
   }
-  static __device__ void load(Data& data, const char* row, int /*part*/) {
+  static __device__ void load(Data& data, const std::byte* row, int /*part*/) {
 #pragma unroll
     for (int box = 0; box < kDecodeBoxes; ++box) {
       data.chunk[box] =
@@ -216,7 +217,7 @@ struct F32Units {  // 8 lanes share a key, 8 channels each of every box
   };
 
   static __device__ int key(int i) { return copied_key(i); }
-  static __device__ void load(Data& data, const char* row, int part) {
+  static __device__ void load(Data& data, const std::byte* row, int part) {
     const auto* const from = reinterpret_cast<const float4*>(row);
 #pragma unroll
     for (int box = 0; box < kPartBoxes; ++box) {
@@ -274,9 +275,7 @@ struct UnitCursor {
   __device__ void load(const DecodeBlock& block, typename Units::Data& data) const {
     const int position = first + key();
     if (position < item.end) {
-      Units::load(data,
-                  block.x.keys.rows + block.x.keys.row(item.seq, position) * block.x.keys.row_bytes,
-                  unit % Units::kParts);
+      Units::load(data, block.x.keys.key(item.seq, position), unit % Units::kParts);
     } else {
       data = {};
     }

@@ -70,7 +70,7 @@ __device__ __forceinline__ float4 load_four(const float* from, bool aligned) {
 template <typename T, int kColumns>
 __device__ __forceinline__ void load_queries(const DecodeBlock& block, const DecodeItem& item) {
   constexpr int kChunks = kDecodeDim / 8;  // of a column
-  constexpr int kInFlight = 3;
+  constexpr int kInFlight = 7;             // of 13 or 14 a thread for 48 columns
   const DecodeArgs& x = block.x;
   const int columns = (item.last_row - item.first_row + 1) * x.num_heads;
   const int thread = static_cast<int>(threadIdx.x);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits(const __grid_constant__
   const int thread = static_cast<int>(threadIdx.x);
   const int channel = static_cast<int>(blockIdx.y) * kThreads + thread;
   const int t = x.first_row + row;
-  const int splits = num_splits(x.num_heads, x.keys.of_row(t).visible);
+  const int splits = num_splits(x.num_heads, max(x.keys.of_row(t).visible, 0));
   if (splits <= 1) {
     return;  // the splits' kernel wrote the result
   }
