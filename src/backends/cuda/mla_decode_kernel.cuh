@@ -81,9 +81,8 @@ __device__ __forceinline__ void start_barriers(const DecodeBlock& block) {
   }
   if constexpr (kCluster) {
     ptx::cluster_barrier();
-  } else {
-    __syncthreads();
   }
+  __syncthreads();
 }
 
 template <LatentFormat kRows, bool kPair>

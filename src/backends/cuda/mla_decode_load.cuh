@@ -124,6 +124,7 @@ __device__ __forceinline__ void copy_boxes(const DecodeBlock& block, int stage, 
 /// Copied keys have landed: tells the math threads.
 __device__ __forceinline__ void hand_over(const DecodeBlock& block, int stage) {
   ptx::async_proxy_fence();
+  __syncwarp();
   ptx::named_barrier_sync(kDecodeLoadBarrier, kDecodeGroupThreads);
   if (load_thread() == 0) {
     ptx::mbarrier_arrive(block.full(stage));

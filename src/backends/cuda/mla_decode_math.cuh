@@ -41,9 +41,11 @@ struct MathThread {
 };
 
 __device__ __forceinline__ void math_barrier_all() {
+  __syncwarp();
   ptx::named_barrier_sync(kDecodeMathBarrier, kDecodeMathThreads);
 }
 __device__ __forceinline__ void math_barrier_group(const MathThread& me) {
+  __syncwarp();
   ptx::named_barrier_sync(kDecodeGroupBarrier + me.group, kDecodeGroupThreads);
 }
 
@@ -270,26 +272,32 @@ __device__ __forceinline__ void softmax(const DecodeBlock& block, const MathThre
   auto* const shrinks = block.array<float2>(block.at.shrink) + me.group * kOwn * 4;
   const int lane = me.thread % kWarp;
   const int chunk = me.warp * 2 + lane / 8 % 2;  // of 8 keys
+  float shrink[kOwn][2];
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
-    float shrink[2];
-    float p[4];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float next = fmaxf(sums.top[j][e], top[j][e]);
       const float zero = next == -INFINITY ? 0.0F : next;  // nothing seen yet: weights are 0
-      shrink[e] = exp2f(sums.top[j][e] - zero);
-      p[e] = exp2f(s[j][e] - zero);
-      p[2 + e] = exp2f(s[j][2 + e] - zero);
-      sums.sum[j][e] = fmaf(sums.sum[j][e], shrink[e], p[e] + p[2 + e]);
+      shrink[j][e] = exp2f(sums.top[j][e] - zero);
+      s[j][e] = exp2f(s[j][e] - zero);
+      s[j][2 + e] = exp2f(s[j][2 + e] - zero);
+      sums.sum[j][e] = fmaf(sums.sum[j][e], shrink[j][e], s[j][e] + s[j][2 + e]);
       sums.top[j][e] = next;
     }
-    if (me.warp == 0 && me.row == 0) {
-      shrinks[j * 4 + me.pair] = {shrink[0], shrink[1]};
+  }
+  if (me.warp == 0 && me.row == 0) {
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) {
+      shrinks[j * 4 + me.pair] = {shrink[j][0], shrink[j][1]};
     }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
     const int column = (me.group * kOwn + j) * 8 + lane % 8;
     ptx::stmatrix_x2_trans(block.shared + block.at.weights + column * 128 + (chunk ^ lane % 8) * 16,
-                           pack_two<T>(p[0], p[1]), pack_two<T>(p[2], p[3]));
+                           pack_two<T>(s[j][0], s[j][1]), pack_two<T>(s[j][2], s[j][3]));
   }
 }
 
@@ -461,6 +469,7 @@ __device__ __forceinline__ void multiply_tiles(const DecodeBlock& block) {
     for (int first = item.begin; first < item.end; first += kDecodeTile) {
       const char* const tile = block.tile(place.stage);
       ptx::mbarrier_wait(block.full(place.stage), place.parity);
+      __syncwarp();
       float s[kOwn][4];
       {
         float halves[kColumns / 8][4];
