@@ -23,6 +23,7 @@ struct BenchFlags {
   std::int64_t prompt = 128;
   std::int64_t tokens = 64;
   std::vector<std::int64_t> prefills{512, 4096};
+  std::optional<LatentFormat> kv_cache_dtype = {};
   bool json = false;
 };
 
@@ -48,6 +49,10 @@ Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global
   if (!model) {
     return model.failure();
   }
+  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
+  if (!cache_spec) {
+    return cache_spec.failure();
+  }
   const double roof = copy_bandwidth(*ctx.device);
   if (!flags.json) {
     print_out("weights {:.2f} GB; copy bandwidth {:.0f} GB/s, the roof below\n",
@@ -57,7 +62,7 @@ Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global
   }
   for (const std::int64_t context : flags.contexts) {
     for (const std::int64_t batch : flags.batches) {
-      StepBench bench(ctx, **model, batch, context);
+      StepBench bench(ctx, **model, *cache_spec, batch, context);
       const StepFigures step = bench.run(20);
       const double rate = static_cast<double>(batch) / step.seconds;
       const double ratio = step.seconds * roof / (step.weight_bytes + step.cache_bytes);
@@ -93,8 +98,10 @@ Request random_request(const Model& model, std::int64_t prompt, std::int64_t tok
 }
 
 /// Prompt tokens per second from submission to the first token, of the last of three rounds.
-double prefill_rate(const ExecCtx& ctx, const Model& model, std::int64_t tokens) {
+double prefill_rate(const ExecCtx& ctx, const Model& model, const BenchFlags& flags,
+                    std::int64_t tokens) {
   EngineOptions options;
+  options.kv_cache_dtype = flags.kv_cache_dtype;
   options.max_batch_tokens = tokens;
   options.max_running_seqs = 1;
   options.max_seq_len = tokens + 1;
@@ -119,6 +126,7 @@ struct DecodeFigures {
 DecodeFigures decode_rate(const ExecCtx& ctx, const Model& model, const BenchFlags& flags,
                           std::int64_t batch) {
   EngineOptions options;
+  options.kv_cache_dtype = flags.kv_cache_dtype;
   options.max_batch_tokens = std::max<std::int64_t>(batch, 512);
   options.max_running_seqs = batch;
   options.max_seq_len = flags.prompt + flags.tokens + 2;
@@ -154,7 +162,7 @@ Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& glob
     return model.failure();
   }
   for (const std::int64_t tokens : flags.prefills) {
-    const double rate = prefill_rate(ctx, **model, tokens);
+    const double rate = prefill_rate(ctx, **model, flags, tokens);
     print_row(flags, fmt::format("prefill {:>6} tokens {:>12.1f} tok/s\n", tokens, rate),
               {{"prefill", tokens}, {"tokens_per_s", rate}});
   }
@@ -188,6 +196,7 @@ void add_model_flags(CLI::App& app, BenchFlags& flags) {
       ->delimiter(',')
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  add_kv_cache_dtype(app, flags.kv_cache_dtype);
   app.add_flag("--json", flags.json, "One JSON object a row");
 }
 

@@ -15,6 +15,7 @@ struct ChatFlags {
   std::string dir;
   SamplingFlags sampling;
   std::int64_t max_seq_len = 4096;
+  std::optional<LatentFormat> kv_cache_dtype = {};
   std::string system;
   bool thinking = false;
   bool keep_history = false;
@@ -141,6 +142,7 @@ Expected<ExitCode> run_chat(const ChatFlags& flags, const GlobalOptions& global,
   EngineOptions options;
   options.max_running_seqs = 1;
   options.max_seq_len = flags.max_seq_len;
+  options.kv_cache_dtype = flags.kv_cache_dtype;
   options.eos_ids.assign(stop_ids.begin(), stop_ids.end());
   Engine engine(*loaded->model, runtime.ctx(), options);
   Chat chat(engine, *loaded->tokenizer, flags, interrupts);
@@ -189,6 +191,7 @@ void add_chat(CommandLine& line) {
   command->add_option("--max-seq-len", flags->max_seq_len, "Longest conversation, in tokens")
       ->check(CLI::Range(2, 1 << 30))
       ->capture_default_str();
+  add_kv_cache_dtype(*command, flags->kv_cache_dtype);
   command->add_option("--system", flags->system, "A system message before the conversation");
   command->add_flag("--thinking", flags->thinking,
                     "Let the model think first (not shown; models with a think channel only)");

@@ -24,6 +24,7 @@ struct GenerateFlags {
   SamplingFlags sampling;
   std::int64_t n = 1;
   std::int64_t max_running_seqs = 32;
+  std::optional<LatentFormat> kv_cache_dtype = {};
   bool logprobs = false;
   bool json = false;
 };
@@ -97,6 +98,7 @@ EngineOptions engine_options(const GenerateFlags& flags, const std::vector<Promp
   EngineOptions options;
   options.max_seq_len = longest + flags.sampling.max_new_tokens;
   options.max_running_seqs = std::min(flags.max_running_seqs, isize(prompts) * flags.n);
+  options.kv_cache_dtype = flags.kv_cache_dtype;
   options.eos_ids.assign(tokenizer.stop_ids().begin(), tokenizer.stop_ids().end());
   return options;
 }
@@ -300,6 +302,7 @@ void add_generate(CommandLine& line) {
                    "Responses made at once; changes speed and memory, never the text")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_kv_cache_dtype(*command, flags->kv_cache_dtype);
   command->add_flag("--logprobs", flags->logprobs,
                     "Natural log of each token's probability at the temperature, before filters");
   command->add_flag("--json", flags->json, "One JSON object a response, one a line");

@@ -142,6 +142,7 @@ void add_inspect(CommandLine& line) {
   command->add_option("--page-size", flags->engine.page_size, "Memory plan: tokens in a cache page")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_kv_cache_dtype(*command, flags->engine.kv_cache_dtype);
   command->callback([&line, flags] {
     line.action = [flags, &line] { return run_inspect(*flags, line.global); };
   });

@@ -73,6 +73,24 @@ Expected<LoadedModel> load_model_and_tokenizer(const ExecCtx& ctx, const std::st
   return LoadedModel{*std::move(model), *std::move(tokenizer)};
 }
 
+void add_kv_cache_dtype(CLI::App& app, std::optional<LatentFormat>& dtype) {
+  const auto set = [&dtype](const std::string& name) {
+    dtype = {};
+    for (const LatentFormat format :
+         {LatentFormat::kF32, LatentFormat::kBF16, LatentFormat::kFp8}) {
+      if (name == latent_format_name(format)) {
+        dtype = format;
+      }
+    }
+  };
+  app.add_option_function<std::string>("--kv-cache-dtype", set,
+                                       "Elements of the attention cache. auto: fp32 for models "
+                                       "with fp32 matrices, else bf16; fp8 "
+                                       "takes half of bf16's memory and is coarser")
+      ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp8"}))
+      ->default_str("auto");
+}
+
 void add_sampling_flags(CLI::App& app, SamplingFlags& flags) {
   app.add_option("--max-new-tokens", flags.max_new_tokens, "Longest response, in tokens")
       ->check(CLI::PositiveNumber)

@@ -96,6 +96,9 @@ struct SamplingFlags {
 };
 void add_sampling_flags(CLI::App& app, SamplingFlags& flags);
 
+/// --kv-cache-dtype: none is "auto".
+void add_kv_cache_dtype(CLI::App& app, std::optional<LatentFormat>& dtype);
+
 /// What the chosen subcommand does, filled by its CLI11 callback and run by main(). A Failure ends
 /// with kExitBadInput.
 using Action = std::function<Expected<ExitCode>()>;

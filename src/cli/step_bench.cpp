@@ -28,13 +28,14 @@ void fill(Device& device, void* data, std::int64_t bytes, std::span<const std::b
 
 }  // namespace
 
-StepBench::StepBench(const ExecCtx& ctx, const Model& model, std::int64_t batch,
-                     std::int64_t context)
+StepBench::StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& spec,
+                     std::int64_t batch, std::int64_t context)
     : ctx_(ctx),
       model_(model),
+      spec_(spec),
       batch_(batch),
       context_(context),
-      cache_(model.cache_spec(), batch * pages_of(context), kPageSize, batch, *ctx.device),
+      cache_(spec, batch * pages_of(context), kPageSize, batch, *ctx.device),
       builder_(batch, batch, pages_of(context), *ctx.device),
       sampler_(batch, *ctx.device),
       logits_(batch * model.vocab_size() * 4, *ctx.device),
@@ -67,8 +68,7 @@ void StepBench::fill_caches() {
   }
   for (std::size_t i = 0; i < buffers.state_layers.size(); ++i) {
     fill(*ctx_.device, buffers.state_layers[i].states,
-         batch_ * model_.cache_spec().state_layers[i].state_floats() * 4,
-         std::as_bytes(std::span(values)));
+         batch_ * spec_.state_layers[i].state_floats() * 4, std::as_bytes(std::span(values)));
   }
 }
 
@@ -126,12 +126,11 @@ StepFigures StepBench::run(int num_steps) {
     ctx_.device->synchronize();
     seconds.push_back(seconds_since(start) / num_steps);
   }
-  const CacheSpec& spec = model_.cache_spec();
   return {.seconds = median(seconds),
           .num_ops = recording ? recording->num_ops() : 0,
           .weight_bytes = weight_bytes_read,
           .cache_bytes = static_cast<double>(
-              batch_ * (2 * spec.bytes_per_sequence() + context_ * spec.bytes_per_token()))};
+              batch_ * (2 * spec_.bytes_per_sequence() + context_ * spec_.bytes_per_token()))};
 }
 
 double copy_bandwidth(Device& device) {

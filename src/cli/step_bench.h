@@ -22,7 +22,8 @@ struct StepFigures {
 
 class StepBench {
  public:
-  StepBench(const ExecCtx& ctx, const Model& model, std::int64_t batch, std::int64_t context);
+  StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& spec, std::int64_t batch,
+            std::int64_t context);
 
   [[nodiscard]] StepFigures run(int num_steps);
 
@@ -33,6 +34,7 @@ class StepBench {
 
   const ExecCtx& ctx_;
   const Model& model_;
+  CacheSpec spec_;
   std::int64_t batch_;
   std::int64_t context_;
   CacheManager cache_;

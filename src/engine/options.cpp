@@ -63,6 +63,20 @@ std::int64_t EngineOptions::num_seats() const {
   return num_state_slots == 0 ? seats : std::min(seats, num_state_slots);
 }
 
+Expected<CacheSpec> cache_spec_for(const Model& model, std::optional<LatentFormat> kv_cache_dtype) {
+  CacheSpec spec = model.cache_spec();
+  const LatentFormat format = kv_cache_dtype.value_or(spec.latent_format);
+  if (spec.trainable && format != LatentFormat::kF32) {
+    return fail(
+        "engine options: kv_cache_dtype is {}: expected fp32 (or none) for a trainable model, "
+        "whose "
+        "training attends over fp32 rows: rollouts over rounded ones would be of another model",
+        latent_format_name(format));
+  }
+  spec.latent_format = format;
+  return spec;
+}
+
 Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options) {
   if (Status status = options.validate(); !status) {
     return status.failure();
@@ -73,11 +87,16 @@ Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& option
                   model.vocab_size());
     }
   }
-  const CacheSpec& spec = model.cache_spec();
+  const Expected<CacheSpec> checked_spec = cache_spec_for(model, options.kv_cache_dtype);
+  if (!checked_spec) {
+    return checked_spec.failure();
+  }
+  const CacheSpec& spec = *checked_spec;
   const std::int64_t pages_per_seq = ceil_div(options.max_seq_len, options.page_size);
   MemoryPlan plan;
   plan.weight_bytes = model.footprint().weight_bytes;
   plan.page_size = options.page_size;
+  plan.latent_format = spec.latent_format;
   plan.page_bytes = options.page_size * spec.bytes_per_token();
   plan.num_slots = options.num_state_slots == 0 ? options.num_seats() : options.num_state_slots;
   plan.slot_bytes = spec.bytes_per_sequence();
@@ -115,12 +134,13 @@ Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& option
 std::string MemoryPlan::to_string() const {
   return fmt::format(
       "weights      {:>14}\n"
-      "latent pages {:>14}  {} pages of {} tokens, {} bytes each\n"
+      "latent pages {:>14}  {} pages of {} tokens, {} bytes each ({})\n"
       "state slots  {:>14}  {} slots, {} bytes each\n"
       "workspace    {:>14}  logits and batch arrays\n"
       "total        {:>14}\n",
       mib(weight_bytes), mib(num_pages * page_bytes), num_pages, page_size, page_bytes,
-      mib(num_slots * slot_bytes), num_slots, slot_bytes, mib(workspace_bytes), mib(total_bytes()));
+      latent_format_name(latent_format), mib(num_slots * slot_bytes), num_slots, slot_bytes,
+      mib(workspace_bytes), mib(total_bytes()));
 }
 
 }  // namespace tandem

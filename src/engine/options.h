@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace tandem {
 
-/// None of these changes any result, only speed and memory.
+/// None of these but kv_cache_dtype changes any result, only speed and memory.
 struct EngineOptions {
   std::int64_t max_batch_tokens = 512;  // token rows of a step: decode rows first, then prefill
   std::int64_t max_running_seqs = 32;   // sequences that hold cache memory at once
@@ -19,6 +20,10 @@ struct EngineOptions {
   std::int64_t num_pages = 0;           // 0: from cache_bytes, or so many that nothing is preempted
   std::int64_t cache_bytes = 0;         // pages and state slots together; 0: no limit but num_pages
   std::int64_t num_state_slots = 0;     // 0: one for every running sequence
+  /// Elements of the latent rows, the cache of the MLA layers. None: fp32 for a model that is
+  /// trainable or has fp32 matrices, else bf16, in which the released models were trained. fp8
+  /// halves the cache again for a coarser attention.
+  std::optional<LatentFormat> kv_cache_dtype = {};
   std::vector<std::int32_t> eos_ids = {};  // end a response unless Request::ignore_eos
   std::int64_t first_weight_version = 0;   // what tokens are stamped with until the weights change
 
@@ -36,6 +41,7 @@ struct MemoryPlan {
   std::int64_t page_size = 0;
   std::int64_t page_bytes = 0;  // one page
   std::int64_t num_slots = 0;
+  LatentFormat latent_format = LatentFormat::kF32;
   std::int64_t slot_bytes = 0;       // one state slot
   std::int64_t workspace_bytes = 0;  // logits, routed experts and batch arrays; without the arena
 
@@ -46,8 +52,12 @@ struct MemoryPlan {
   [[nodiscard]] std::string to_string() const;
 };
 
-/// Errors: what validate() says; eos ids outside the vocabulary; less cache than one sequence of
-/// max_seq_len needs.
+/// The model's cache with the options' kv_cache_dtype. Errors: a trainable model takes fp32 only.
+[[nodiscard]] Expected<CacheSpec> cache_spec_for(const Model& model,
+                                                 std::optional<LatentFormat> kv_cache_dtype);
+
+/// Errors: what validate() and cache_spec_for() say; eos ids outside the vocabulary; less cache
+/// than one sequence of max_seq_len needs.
 [[nodiscard]] Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options);
 
 }  // namespace tandem

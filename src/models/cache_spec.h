@@ -26,9 +26,10 @@ struct CacheSpec {
   std::vector<StateSpec> state_layers;  // one an KDA layer, in layer order
   std::vector<std::int64_t>
       latent_widths;  // one an MLA layer, in layer order: elements per cached token
-  LatentFormat latent_format = LatentFormat::kF32;  // a model says what suits its weights; the
-                                                    // engine may take another, unless
-  bool trainable = false;  // training attends over fp32 rows, so its rollouts must as well
+  /// Of the cached rows. A model says what suits its weights; the engine may take another one,
+  /// unless `trainable`: training attends over fp32 rows, so its rollouts must as well.
+  LatentFormat latent_format = LatentFormat::kF32;
+  bool trainable = false;
 
   [[nodiscard]] std::int64_t bytes_per_token() const {
     std::int64_t elements = 0;

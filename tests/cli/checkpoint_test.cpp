@@ -113,6 +113,12 @@ TEST_F(Inspect, ShowsConfigSizesAndMemoryPlan) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("lm_head.weight")));
 }
 
+TEST_F(Inspect, MemoryPlanWithSmallerCacheElements) {
+  EXPECT_THAT(inspect().out, HasSubstr("each (fp32)"));
+  EXPECT_THAT(inspect({"--kv-cache-dtype", "fp8"}).out, HasSubstr("each (fp8)"));
+  EXPECT_EQ(inspect({"--kv-cache-dtype", "int4"}).exit_code, 2);
+}
+
 TEST_F(Inspect, ListsTensorsWithoutLoading) {
   const Outcome outcome = inspect({"--tensors", "--no-load"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;

@@ -23,6 +23,8 @@ namespace {
 struct Checkpoint {
   const char* preset;
   kimi_k3::InitOptions options;
+  std::optional<LatentFormat> kv_cache_dtype = {};
+  std::uint64_t longest_prompt = 40;  // over 256 keys, attention is merged from chunks
 };
 
 kimi_k3::InitOptions stored(bool bf16, kimi_k3::ExpertFormat experts, bool fp8) {
@@ -37,7 +39,8 @@ kimi_k3::InitOptions stored(bool bf16, kimi_k3::ExpertFormat experts, bool fp8) 
 class Machine {
  public:
   Machine(const Checkpoint& checkpoint, std::unique_ptr<Device> device)
-      : device_(std::move(device)),
+      : kv_cache_dtype_(checkpoint.kv_cache_dtype),
+        device_(std::move(device)),
         workspace_(std::size_t{16} << 20, memory()),
         ctx_{device_ ? &cuda_backend() : &cpu_backend(), &pool_, &workspace_, nullptr, &memory()} {
     const std::string dir = testing::TempDir() + "on_device_" + std::to_string(::getpid());
@@ -53,7 +56,8 @@ class Machine {
   std::vector<RequestOutput> run(const std::vector<Request>& requests, std::int64_t at_once) {
     EngineOptions options;
     options.max_running_seqs = at_once;
-    options.max_seq_len = 256;
+    options.max_seq_len = 512;
+    options.kv_cache_dtype = kv_cache_dtype_;
     Engine engine(*model_, ctx_, options);
     std::vector<RequestId> ids;
     for (const Request& request : requests) {
@@ -71,6 +75,7 @@ class Machine {
  private:
   [[nodiscard]] Device& memory() const { return device_ ? *device_ : host_device(); }
 
+  std::optional<LatentFormat> kv_cache_dtype_;
   std::unique_ptr<Device> device_;
   ThreadPool pool_;
   Arena workspace_;
@@ -78,12 +83,13 @@ class Machine {
   std::unique_ptr<Model> model_;
 };
 
-std::vector<Request> make_requests(const Model& model, std::int64_t count, float temperature) {
+std::vector<Request> make_requests(const Model& model, std::int64_t count, float temperature,
+                                   std::uint64_t longest_prompt = 40) {
   std::vector<Request> requests;
   for (std::int64_t i = 0; i < count; ++i) {
     Request request;
     Rng rng(mix_key({static_cast<std::uint64_t>(i), 0x0D}));
-    const auto length = 1 + rng.below(40);
+    const auto length = 1 + rng.below(longest_prompt);
     for (std::uint64_t t = 0; t < length; ++t) {
       request.prompt.push_back(
           static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(model.vocab_size()))));
@@ -118,14 +124,19 @@ TEST(OnDevice, GreedyTokensAreTheCpus) {
 
 TEST(OnDevice, ARequestsBitsAreItsOwn) {
   using enum kimi_k3::ExpertFormat;
-  const std::vector<Checkpoint> checkpoints{{"k3-tiny", stored(false, kPlain, false)},
-                                            {"k3-tiny", stored(true, kMxFp4, false)},
-                                            {"k3-nano", stored(true, kNvFp4, true)},
-                                            {"k3-mini", stored(true, kMxFp4, false)}};
+  const std::vector<Checkpoint> checkpoints{
+      {"k3-tiny", stored(false, kPlain, false)},
+      {"k3-tiny", stored(true, kMxFp4, false)},
+      {"k3-nano", stored(true, kNvFp4, true)},
+      {"k3-mini", stored(true, kMxFp4, false)},
+      {"k3-mini", stored(true, kMxFp4, false), {}, 340},
+      {"k3-mini", stored(true, kMxFp4, false), LatentFormat::kFp8, 340},
+      {"k3-mini", stored(true, kMxFp4, false), LatentFormat::kF32, 340}};
   for (const Checkpoint& checkpoint : checkpoints) {
-    SCOPED_TRACE(checkpoint.preset);
+    SCOPED_TRACE(std::string(checkpoint.preset) + ", prompts of up to " +
+                 std::to_string(checkpoint.longest_prompt));
     Machine gpu(checkpoint, make_cuda_device({}));
-    std::vector<Request> requests = make_requests(gpu.model(), 64, 1.0F);
+    std::vector<Request> requests = make_requests(gpu.model(), 64, 1.0F, checkpoint.longest_prompt);
     const auto together = gpu.run(requests, 64);
     const auto again = gpu.run(requests, 64);
     const auto few = gpu.run(requests, 5);

@@ -40,11 +40,47 @@ TEST(FakeModel, NoticesEveryKindOfWrongCache) {
   cache.release(seq);
 }
 
+/// Every sample of a group as if submitted alone with its own sequence id.
+void expect_group_as_alone(Rig& rig, Engine& engine, const Request& request, std::int64_t n) {
+  const std::vector<RequestId> ids = engine.submit_group(request, n).value_or_throw();
+  ASSERT_EQ(isize(ids), n);
+  while (engine.has_work()) {
+    engine.step();
+    engine.check_integrity();
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    Request alone = request;
+    alone.sequence_id += static_cast<std::uint64_t>(i);
+    EXPECT_TRUE(same_output(engine.take_output(ids[usize(i)]).value_or_throw(),
+                            expected_output(rig, alone)))
+        << "sample " << i;
+  }
+  expect_idle_and_empty(engine);
+}
+
 TEST(Equality, OneRequestAlone) {
   for (const Request& request : mixed_requests(8)) {
     Rig rig;
     const auto engine = rig.engine(small_options());
     expect_all_as_alone(rig, *engine, {request});
+  }
+}
+
+TEST(Equality, AnyCacheFormat) {
+  for (const LatentFormat format : {LatentFormat::kF32, LatentFormat::kBF16, LatentFormat::kFp8}) {
+    Rig rig;
+    EngineOptions options = small_options();
+    options.kv_cache_dtype = format;
+    options.max_seq_len = 32;
+    options.num_pages = 10;  // one longest sequence and a little
+    const auto engine = rig.engine(options);
+    std::vector<Request> requests;
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      requests.push_back(make_request(3 + static_cast<std::int64_t>(i % 4), 20, i));
+    }
+    expect_all_as_alone(rig, *engine, requests);
+    EXPECT_GT(engine->stats().num_preemptions, 3);
+    expect_group_as_alone(rig, *engine, make_request(7, 12, 5), 4);
   }
 }
 
@@ -158,24 +194,6 @@ TEST(Equality, AResponseResumedAsALongerPromptGoesOnAsIfUndisturbed) {
   const RequestOutput output = engine->take_output(id).value_or_throw();
   EXPECT_EQ(output.tokens,
             std::vector<std::int32_t>(expected.tokens.begin() + 5, expected.tokens.end()));
-}
-
-/// Every sample of a group as if submitted alone with its own sequence id.
-void expect_group_as_alone(Rig& rig, Engine& engine, const Request& request, std::int64_t n) {
-  const std::vector<RequestId> ids = engine.submit_group(request, n).value_or_throw();
-  ASSERT_EQ(isize(ids), n);
-  while (engine.has_work()) {
-    engine.step();
-    engine.check_integrity();
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    Request alone = request;
-    alone.sequence_id += static_cast<std::uint64_t>(i);
-    EXPECT_TRUE(same_output(engine.take_output(ids[usize(i)]).value_or_throw(),
-                            expected_output(rig, alone)))
-        << "sample " << i;
-  }
-  expect_idle_and_empty(engine);
 }
 
 TEST(Equality, GroupsForkAtEveryPromptLength) {

@@ -3,6 +3,7 @@
 // bits.
 #include <filesystem>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -87,11 +88,23 @@ class KimiK3Generation : public ::testing::Test {
   std::unique_ptr<Model> model_ = load_model(ctx_, dir(), {.trainable = true}).value_or_throw();
 };
 
-TEST_F(KimiK3Generation, SameBitsAloneAndInAnySchedule) {
-  const EngineOptions roomy{.max_seq_len = 128};
-  const EngineOptions chunked{.max_batch_tokens = 5, .max_seq_len = 128, .page_size = 3};
-  const EngineOptions short_of_pages{
-      .max_batch_tokens = 100, .max_seq_len = 128, .page_size = 1, .num_pages = 300};
+class KimiK3CacheFormats : public KimiK3Generation,
+                           public ::testing::WithParamInterface<LatentFormat> {};
+INSTANTIATE_TEST_SUITE_P(All, KimiK3CacheFormats,
+                         ::testing::Values(LatentFormat::kF32, LatentFormat::kBF16,
+                                           LatentFormat::kFp8),
+                         [](const auto& of) { return std::string(latent_format_name(of.param)); });
+
+TEST_P(KimiK3CacheFormats, SameBitsAloneAndInAnySchedule) {
+  model_ = load_model(ctx_, dir(), {}).value_or_throw();
+  const EngineOptions roomy{.max_seq_len = 128, .kv_cache_dtype = GetParam()};
+  EngineOptions chunked = roomy;
+  chunked.max_batch_tokens = 5;
+  chunked.page_size = 3;
+  EngineOptions short_of_pages = roomy;
+  short_of_pages.max_batch_tokens = 100;
+  short_of_pages.page_size = 1;
+  short_of_pages.num_pages = 300;
   const std::vector<RequestOutput> alone = run(roomy, {.one_by_one = true});
   const std::vector<std::vector<RequestOutput>> others{
       run(roomy, {}), run(roomy, {.grouped = true}), run(chunked, {.grouped = true}),
@@ -104,6 +117,32 @@ TEST_F(KimiK3Generation, SameBitsAloneAndInAnySchedule) {
       EXPECT_EQ(others[schedule][i].routed_experts, alone[i].routed_experts);
     }
   }
+}
+
+TEST_F(KimiK3Generation, EveryCacheFormatIsUsed) {
+  model_ = load_model(ctx_, dir(), {}).value_or_throw();
+  const auto outputs = [&](std::optional<LatentFormat> format) {
+    return run({.max_seq_len = 128, .kv_cache_dtype = format}, {});
+  };
+  const auto exact = outputs(LatentFormat::kF32);
+  const auto halves = outputs(LatentFormat::kBF16);
+  const auto bytes = outputs(LatentFormat::kFp8);
+  EXPECT_EQ(outputs({})[0].logprobs, exact[0].logprobs);  // k3-nano has fp32 matrices
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_NE(halves[i].logprobs, exact[i].logprobs) << i;
+    EXPECT_NE(bytes[i].logprobs, halves[i].logprobs) << i;
+  }
+  // The first greedy token's log-probability is of the prompt alone, hence comparable.
+  EXPECT_NEAR(halves.back().logprobs[0], exact.back().logprobs[0], 0.01);
+  EXPECT_NEAR(bytes.back().logprobs[0], exact.back().logprobs[0], 0.1);
+}
+
+TEST_F(KimiK3Generation, ATrainableModelTakesFp32RowsOnly) {
+  EXPECT_TRUE(plan_memory(*model_, {.kv_cache_dtype = LatentFormat::kF32}).ok());
+  EXPECT_EQ(plan_memory(*model_, {}).value_or_throw().latent_format, LatentFormat::kF32);
+  const auto plan = plan_memory(*model_, {.kv_cache_dtype = LatentFormat::kFp8});
+  ASSERT_FALSE(plan.ok());
+  EXPECT_THAT(plan.message(), ::testing::HasSubstr("kv_cache_dtype is fp8: expected fp32"));
 }
 
 TEST_F(KimiK3Generation, TheTrainersForwardGivesTheSamplersLogProbsAndExperts) {

@@ -121,6 +121,12 @@ TEST(Options, MemoryPlanFollowsFromTheModel) {
   const MemoryPlan plan = plan_memory(model, options).value_or_throw();
   EXPECT_EQ(plan.weight_bytes, 1 << 20);
   EXPECT_EQ(plan.page_bytes, 4 * 5 * 4);
+  for (const LatentFormat format : {LatentFormat::kBF16, LatentFormat::kFp8}) {
+    EngineOptions smaller = options;
+    smaller.kv_cache_dtype = format;
+    EXPECT_EQ(plan_memory(model, smaller).value_or_throw().page_bytes,
+              4 * 5 * element_bytes(format));
+  }
   EXPECT_EQ(plan.slot_bytes, (6 + 6 + 4 + 1) * 4);
   EXPECT_EQ(plan.num_slots, 6);
   EXPECT_EQ(plan.num_pages, 6 * 16);  // six sequences of 64 tokens in pages of 4

@@ -228,7 +228,8 @@ bool rows_aligned(const TensorView<T, Rank>& x) {
   return aligned;
 }
 
-/// How the chunks of a call are attended.
+/// How the chunks of a call are attended: run() fills the partials of every chunk of rows that have
+/// several, and writes the results of the others.
 struct ChunkKernel {
   int most_rows;  // of one launch
   void (*run)(const ExecCtx&, const Attention&);

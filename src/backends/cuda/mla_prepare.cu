@@ -117,7 +117,8 @@ __device__ __forceinline__ void prepare_keys(const Prepare& x) {
         store_latent_quad<kAligned>(row, x.format, at, n, quad);
       }
     };
-    for (std::int64_t at = quad_start<BlockGroup>(0); at < shared;
+    // From the last thread down: the first ones have the norm.
+    for (std::int64_t at = (BlockGroup::kSize - 1 - BlockGroup::rank()) * kQuad; at < shared;
          at += BlockGroup::kSize * kQuad) {
       put(x.latent, shared, at, load_quad<kAligned>(from + x.latent, at, shared));
     }

@@ -45,12 +45,14 @@ inline constexpr int kLoadThreads = kLoadWarps * kWarp;
 
 /// The stage of tile `number` may be overwritten. All loading threads call, once a tile.
 __device__ __forceinline__ void wait_until_free(int number) {
+  __syncwarp();
   if (number >= kStages) {
     ptx::named_barrier_sync(kEmptyBarrier + number % kStages, kTensorThreads);
   }
 }
 /// Pairs the math warps' last arrivals. All loading threads call.
 __device__ __forceinline__ void wait_for_last_uses(int num_tiles) {
+  __syncwarp();
   for (int tile = max(num_tiles - kStages, 0); tile < num_tiles; ++tile) {
     ptx::named_barrier_sync(kEmptyBarrier + tile % kStages, kTensorThreads);
   }
@@ -111,7 +113,6 @@ inline __device__ void copy_tiles(const Block& block) {
       ptx::async_proxy_fence();  // a later copy comes into the same place
       ptx::mbarrier_arrive(full);
     }
-    __syncwarp();
   }
   wait_for_last_uses(walk.tile);
 }
@@ -171,7 +172,6 @@ inline __device__ void load_fp8_tiles(const Block& block) {
         }
       }
       if (begin == 0) {
-        __syncwarp();
         wait_until_free(walk.tile);
       }
 #pragma unroll
@@ -185,7 +185,6 @@ inline __device__ void load_fp8_tiles(const Block& block) {
       }
     }
     ptx::mbarrier_arrive(block.full(walk.tile));
-    __syncwarp();
   }
   wait_for_last_uses(walk.tile);
 }

@@ -322,6 +322,9 @@ class WeightLoader {
       load_mla(*layer.mla, prefix + "self_attn.");
       layer.cache_index = model_.cache_spec_.latent_widths.size();
       model_.cache_spec_.latent_widths.push_back(layer.mla->cache_width());
+      const bool is_fp32 = layer.mla->kv_a_proj.packed().format == WeightFormat::kF32;
+      model_.cache_spec_.latent_format = is_fp32 ? LatentFormat::kF32 : LatentFormat::kBF16;
+      model_.cache_spec_.trainable = options_.trainable;
     }
     if (config_.is_moe(index)) {
       layer.moe = std::make_unique<nn::LatentMoe>();
