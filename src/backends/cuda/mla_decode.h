@@ -2,10 +2,10 @@
 //
 // The law. A row that sees n keys is attended in splits of split_tiles(heads, n) tiles of 64 keys,
 // from position 0. In a split, tile after tile in order of position:
-//   s    = (sum of 18 products of 16 channels, in order) + (the same of the other 18)
-//   m'   = max(m, scores of the tile);  p = exp2(s - m'), rounded for the second product
-//   sum  = sum 2^(m - m') + p, in 32 chains of two keys a tile, added in one order at the split's
-//   end o    = o 2^(m - m') + 4 products of 16 keys, in order
+//   s  = (sum of 18 products of 16 channels, in order) + (the same of the other 18)
+//   m' = max(m, scores of the tile);  p = exp2(s - m'), rounded to 16 bits for the products
+//   l' = l 2^(m - m') + p, in 32 chains of two keys a tile, added in one order at the end
+//   o' = o 2^(m - m') + 4 products of 16 keys, in order
 // Splits are merged in order of position. So a row's bits depend on its own query and keys and on
 // the model's number of heads alone: which other rows or heads share a CTA, pages, stages, grid and
 // launch change nothing, and decode, verify, prefill and training agree. No choice made here
