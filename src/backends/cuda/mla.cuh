@@ -94,12 +94,16 @@ struct PagedKeys {
     const int keys = kv_lens[b];
     return {b, keys == 0 ? 0 : keys - (cu_seqlens[b + 1] - 1 - t)};
   }
-  __device__ const std::byte* key(int b, int position) const {
+  /// The number of the row that holds key `position` of sequence b.
+  __device__ std::int64_t row(int b, int position) const {
     if (page_table.data == nullptr) {
-      return rows + (static_cast<std::int64_t>(cu_seqlens[b]) + position) * row_bytes;
+      return static_cast<std::int64_t>(cu_seqlens[b]) + position;
     }
     const int page = page_table.row(b)[position / page_size];
-    return rows + (static_cast<std::int64_t>(page) * page_size + position % page_size) * row_bytes;
+    return static_cast<std::int64_t>(page) * page_size + position % page_size;
+  }
+  __device__ const std::byte* key(int b, int position) const {
+    return rows + row(b, position) * row_bytes;
   }
 };
 

@@ -1,8 +1,8 @@
 // mla_absorbed.cu — absorbed MLA over a paged cache.   Contract: ops/mla.h
 // Oracle: ops/ref/mla_ref.h
-// Schedule  The law of chunks of mla.cuh: first the chunks, by the kernel that choose_kernel()
-//           names, then one merge where a row can have several. Rows are taken in groups whose
-//           partials fit a budget.
+// Schedule  K3's shape on Hopper: mla_decode.cu. Else the law of chunks of mla.cuh: first the
+//           chunks, by the kernel that choose_kernel() names, then one merge where a row can have
+//           several. Rows are taken in groups whose partials fit a budget.
 // fp32      A block takes a row, up to 8 heads (a warp each) and a chunk; key tiles of 32 lie in
 //           shared memory, one key a lane for the scores, one channel a lane for the weighted sums.
 // Numerics  fp32 with natural exponentials; keys in order of position.
@@ -13,6 +13,7 @@
 #include "backends/cuda/latent_row.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/mla.cuh"
+#include "backends/cuda/mla_decode_host.h"
 #include "backends/cuda/mla_tile.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
@@ -234,7 +235,8 @@ struct ChunkKernel {
   void (*run)(const ExecCtx&, const Attention&);
 };
 
-/// The one place where a kernel is chosen. The choice decides the bits of a row, so it may depend
+/// The one place where a kernel is chosen, after mla_decode(), which takes what it can by a law of
+/// its own. The choice decides the bits of a row, so it may depend
 /// on the row format, the numbers of heads and channels and the device, not on the batch: decode
 /// and prefill of a sequence must agree.
 ChunkKernel choose_kernel(const ExecCtx& ctx, const Attention& x) {
@@ -282,6 +284,9 @@ Attention attention_of(F32Cube o_lat, F32Mat lse, const MlaQuery& q, const MlaCa
 void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery& q,
                   const MlaCacheView& cache, const MlaBatch& batch, float scale) {
   if (o_lat.empty()) {
+    return;
+  }
+  if (mla_decode(ctx, o_lat, lse, q, cache, batch, scale)) {
     return;
   }
   const std::int64_t rows = o_lat.size(0);

@@ -8,6 +8,8 @@
 // Numerics  gemm/layout.h's segments; NVFP4 times scale_2 and, when accumulating, + y at the end.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "backends/cuda/gemm/linear_launch.cuh"
 #include "backends/cuda/gemm/stream_layer.cuh"
 #include "backends/cuda/gemm/tile.cuh"

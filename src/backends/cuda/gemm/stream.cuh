@@ -9,12 +9,11 @@
 //           number of rows nor warps nor CTAs change a bit.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/dequant.cuh"
 #include "backends/cuda/gemm/multiply_tile.cuh"
 #include "backends/cuda/gemm/plan.h"
+#include "backends/cuda/ptx/cluster.cuh"
 
 namespace tandem::cuda {
 
@@ -196,14 +195,14 @@ class SegmentSums {
         cluster_(plan.cluster) {
     log2_outputs_ = 31 - __clz(outputs);
     if (cluster_ > 1) {
-      cooperative_groups::this_cluster().barrier_arrive();
+      ptx::cluster_arrive();
     }
   }
 
   /// The other CTAs have begun, so that their shared memory can be written. Once, before put().
   __device__ __forceinline__ void wait_for_peers() const {
     if (cluster_ > 1) {
-      cooperative_groups::this_cluster().barrier_wait();
+      ptx::cluster_wait();
     }
   }
   /// The accumulators of a lane for 16 outputs, `output` the first of them among the cluster's.
@@ -219,16 +218,20 @@ class SegmentSums {
       const int row = output + lane / 4 + half * 8;
       float* to = at + (row & (outputs - 1));
       if (cluster_ > 1) {
-        to = cooperative_groups::this_cluster().map_shared_rank(to, row >> log2_outputs_);
+        const auto rank = static_cast<unsigned>(row >> log2_outputs_);
+        ptx::store_to_rank(to, rank, acc[half * 2]);
+        ptx::store_to_rank(to + step_, rank, acc[half * 2 + 1]);
+      } else {
+        to[0] = acc[half * 2];
+        to[step_] = acc[half * 2 + 1];
       }
-      to[0] = acc[half * 2];
-      to[step_] = acc[half * 2 + 1];
     }
   }
   /// Every segment's sum is there.
   __device__ __forceinline__ void meet() const {
     if (cluster_ > 1) {
-      cooperative_groups::this_cluster().sync();
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
     } else {
       __syncthreads();
     }

@@ -39,7 +39,8 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* barrier) {
                : "memory");
 }
 
-/// fence.proxy.async: this thread's ordinary accesses to shared memory come before later copies.
+/// fence.proxy.async: this thread's ordinary accesses to shared memory come before later copies and
+/// products of a warpgroup.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
