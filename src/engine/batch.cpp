@@ -90,6 +90,8 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
       base[at_.logit_rows + num_logits++] = checked_cast<std::int32_t>(row - 1);
     }
   }
+  const bool one_row_each =
+      std::ranges::all_of(chunks, [](const ScheduledChunk& chunk) { return chunk.count == 1; });
   const std::int32_t* data = base;
   if (!device_.host_visible()) {
     const std::int64_t used = at_.page_table + num_seqs * num_pages;
@@ -98,7 +100,8 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
   }
   return {.token_ids = {data + at_.token_ids, {row}},
           .seqs = {.cu_seqlens = {data + at_.cu_seqlens, {num_seqs + 1}},
-                   .state_slots = {data + at_.state_slots, {num_seqs}}},
+                   .state_slots = {data + at_.state_slots, {num_seqs}},
+                   .one_row_each = one_row_each},
           .kv_lens = {data + at_.kv_lens, {num_seqs}},
           .slot_mapping = {data + at_.slot_mapping, {row}},
           .page_table = {data + at_.page_table, {num_seqs, num_pages}},

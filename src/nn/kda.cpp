@@ -25,8 +25,28 @@ KdaInputs Kda::inputs(const Saved& saved) const {
           saved.beta};
 }
 
-Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBatch& seqs,
-                        const KdaCacheView* cache, Arena& keep) const {
+std::array<ConstF32Mat, 3> Kda::filters() const {
+  return {q_conv1d->value_mat(), k_conv1d->value_mat(), v_conv1d->value_mat()};
+}
+
+KdaDecode Kda::step(ConstF32Mat qkv, ConstF32Mat f_a, ConstF32Mat b, ConstF32Mat gate_out) const {
+  return {.qkv = qkv,
+          .f_a = f_a,
+          .f_b = &f_b_proj.packed(),
+          .b = b,
+          .gate_out = as_heads(gate_out, num_heads),
+          .filters = filters(),
+          .a_log = a_log_used(),
+          .dt_bias = dt_bias->value_vec(),
+          .o_norm = o_norm->value_vec(),
+          .gate = gate,
+          .q_scale = q_scale(),
+          .l2_eps = kL2Eps,
+          .norm_eps = norm_eps};
+}
+
+Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                        const SeqBatch& seqs, const KdaCacheView* cache, Arena& keep) const {
   const std::int64_t rows = x.size(0);
   const std::int64_t p = width();
   const F32Mat qkv = take_mat(keep, rows, 3 * p);
@@ -36,11 +56,16 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
   ops::linear_group(ctx, std::array{q_proj.call(qkv.cols(0, p), x), k_proj.call(qkv.cols(p, p), x),
                                     v_proj.call(qkv.cols(2 * p, p), x), g_proj.call(gate_out, x),
                                     f_a_proj.call(f_a, x), b_proj.call(beta, x)});
+  const F32Mat normed = take_mat(keep, rows, p);
+  if (cache != nullptr && seqs.one_row_each &&
+      ops::kda_decode(ctx, as_heads(normed, num_heads), step(qkv, f_a, beta, gate_out),
+                      cache->states, cache->conv, seqs)) {
+    ops::linear_sum(ctx, y, base, std::array{o_proj.term(normed)});
+    return {};
+  }
 
   const F32Mat qkv_conv = take_mat(keep, rows, 3 * p);
-  const std::array<ConstF32Mat, 3> filters{q_conv1d->value_mat(), k_conv1d->value_mat(),
-                                           v_conv1d->value_mat()};
-  ops::conv1d(ctx, qkv_conv, qkv, filters, cache != nullptr ? cache->conv : F32Cube{}, seqs);
+  ops::conv1d(ctx, qkv_conv, qkv, filters(), cache != nullptr ? cache->conv : F32Cube{}, seqs);
   const F32Mat qk = take_mat(keep, rows, 2 * p);
   ops::l2_norm(ctx, as_heads(qk, 2 * num_heads), as_heads(qkv_conv.cols(0, 2 * p), 2 * num_heads),
                std::array{q_scale(), 1.0F}, kL2Eps);
@@ -52,7 +77,6 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
                 dt_bias->value_vec(), gate);
 
   const F32Mat o = take_mat(keep, rows, p);
-  const F32Mat normed = take_mat(keep, rows, p);
   Saved saved{x, qkv, qkv_conv, qk, f_a, f, g, beta, o, gate_out, normed, nullptr};
   float* checkpoints = nullptr;
   if (cache == nullptr) {
@@ -65,7 +89,7 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBa
                      cache != nullptr ? cache->states : KdaStatePool{}, seqs, checkpoints);
   ops::rms_norm_gated(ctx, as_heads(normed, num_heads), as_heads(o, num_heads),
                       as_heads(gate_out, num_heads), o_norm->value_vec(), norm_eps);
-  o_proj.forward(ctx, y, normed);
+  ops::linear_sum(ctx, y, base, std::array{o_proj.term(normed)});
   return saved;
 }
 

@@ -3,6 +3,8 @@
 // the batch.
 #pragma once
 
+#include <array>
+
 #include "core/arena.h"
 #include "nn/linear.h"
 #include "ops/kda.h"
@@ -45,9 +47,10 @@ class Kda {
     const float* checkpoints = nullptr;
   };
 
-  /// y [T, D] = mixer(x). `cache` is null in training: states start at zero, and checkpoints for
-  /// the backward are kept.
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const SeqBatch& seqs,
+  /// y [T, D] = base + mixer(x); base may be empty or y. `cache` is null in training: states start
+  /// at zero, and what the backward needs is kept. Otherwise nothing of the result is meant to be
+  /// used.
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x, const SeqBatch& seqs,
                 const KdaCacheView* cache, Arena& keep) const;
   /// d_x is overwritten.
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const SeqBatch& seqs,
@@ -58,6 +61,9 @@ class Kda {
   [[nodiscard]] ConstF32Vec a_log_used() const { return {A_log->value().data(), {num_heads}}; }
   [[nodiscard]] float q_scale() const;
   [[nodiscard]] KdaInputs inputs(const Saved& saved) const;
+  [[nodiscard]] std::array<ConstF32Mat, 3> filters() const;
+  [[nodiscard]] KdaDecode step(ConstF32Mat qkv, ConstF32Mat f_a, ConstF32Mat b,
+                               ConstF32Mat gate_out) const;
   void backward_core(const ExecCtx& ctx, F32Mat d_qkv, F32Mat d_g, F32Mat d_beta, ConstF32Mat d_o,
                      const SeqBatch& seqs, const Saved& saved) const;
 };

@@ -70,8 +70,8 @@ void Mla::refresh(const ExecCtx& ctx) {
   }
 }
 
-Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstI32Vec cu_seqlens,
-                        const MlaCacheUse* use, Arena& keep) const {
+Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                        ConstI32Vec cu_seqlens, const MlaCacheUse* use, Arena& keep) const {
   const std::int64_t rows = x.size(0);
   const F32Mat cq_raw = take_mat(keep, rows, q_a_proj.out());
   const F32Mat cq = take_mat(keep, rows, q_a_proj.out());
@@ -94,7 +94,7 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstI32Vec
   attend(ctx, saved, o_lat, lse, cu_seqlens, use);
   ops::linear_heads(ctx, as_heads(o, num_heads), o_lat, w_uv_);
   ops::sigmoid_gate(ctx, gated, o, gate);
-  o_proj.forward(ctx, y, gated);
+  ops::linear_sum(ctx, y, base, std::array{o_proj.term(gated)});
   return saved;
 }
 

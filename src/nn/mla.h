@@ -50,9 +50,9 @@ class Mla {
     ConstF32Mat gated;       // [T, H * V] input of o_proj
   };
 
-  /// `use` is null in training.
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstI32Vec cu_seqlens,
-                const MlaCacheUse* use, Arena& keep) const;
+  /// y [T, D] = base + mixer(x); base may be empty or y. `use` is null in training.
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                ConstI32Vec cu_seqlens, const MlaCacheUse* use, Arena& keep) const;
   /// d_x is overwritten.
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, ConstI32Vec cu_seqlens,
                 const Saved& saved) const;

@@ -1,28 +1,41 @@
 #include "nn/mlp.h"
 
+#include <array>
+
 #include "nn/activations.h"
 
 namespace tandem::nn {
 
-Mlp::Products Mlp::take_products(ConstF32Mat x, Arena& keep) const {
-  return {x, take_mat(keep, x.size(0), gate_proj.out()), take_mat(keep, x.size(0), up_proj.out())};
+Mlp::Products Mlp::take_products(ConstF32Mat x, bool training, Arena& keep) const {
+  const auto take = [&] { return take_mat(keep, x.size(0), gate_proj.out()); };
+  return {x, training ? take() : F32Mat{}, training ? take() : F32Mat{}, take()};
 }
 
-std::array<LinearCall, 2> Mlp::calls(const Products& products) const {
-  return {gate_proj.call(products.gate, products.x), up_proj.call(products.up, products.x)};
+void Mlp::add_calls(std::vector<LinearCall>& group, const Products& products) const {
+  if (products.gate.empty()) {
+    group.push_back({products.act, products.x, &gate_proj.packed(), &up_proj.packed(), act});
+  } else {
+    group.push_back(gate_proj.call(products.gate, products.x));
+    group.push_back(up_proj.call(products.up, products.x));
+  }
 }
 
-Mlp::Saved Mlp::finish(const ExecCtx& ctx, F32Mat y, const Products& products, Arena& keep) const {
-  const F32Mat activated = take_mat(keep, y.size(0), gate_proj.out());
-  ops::situ(ctx, activated, products.gate, products.up, act);
-  down_proj.forward(ctx, y, activated);
-  return {products.x, products.gate, products.up, activated};
+Mlp::Saved Mlp::activate(const ExecCtx& ctx, const Products& products) const {
+  if (!products.gate.empty()) {
+    ops::situ(ctx, products.act, products.gate, products.up, act);
+  }
+  return {products.x, products.gate, products.up, products.act};
 }
 
-Mlp::Saved Mlp::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep) const {
-  const Products products = take_products(x, keep);
-  ops::linear_group(ctx, calls(products));
-  return finish(ctx, y, products, keep);
+Mlp::Saved Mlp::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                        bool training, Arena& keep) const {
+  const Products products = take_products(x, training, keep);
+  std::vector<LinearCall> group;
+  add_calls(group, products);
+  ops::linear_group(ctx, group);
+  const Saved saved = activate(ctx, products);
+  ops::linear_sum(ctx, y, base, std::array{down_proj.term(saved.act)});
+  return saved;
 }
 
 void Mlp::backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved,

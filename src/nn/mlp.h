@@ -1,7 +1,7 @@
 // mlp.h — the SiTU-gated MLP: dense first layer and shared experts.   Source: kimi-k3.md 6.1.
 #pragma once
 
-#include <array>
+#include <vector>
 
 #include "core/arena.h"
 #include "nn/linear.h"
@@ -18,11 +18,12 @@ class Mlp {
     ConstF32Mat act;   // [T, F] SiTU(gate, up)
   };
 
-  /// The products with x that begin a forward.
+  /// What a forward begins with; gate and up are empty unless the backward wants them.
   struct Products {
     ConstF32Mat x;
     F32Mat gate;  // [T, F]
     F32Mat up;    // [T, F]
+    F32Mat act;   // [T, F]
   };
 
   Linear gate_proj;
@@ -30,13 +31,14 @@ class Mlp {
   Linear down_proj;
   SituParams act;
 
-  /// y = down_proj(SiTU(gate_proj(x), up_proj(x))).
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, Arena& keep) const;
-  /// forward() in two steps, for a caller with more products of the same x: take_products(), then
-  /// calls() in a group of its own, then finish().
-  [[nodiscard]] Products take_products(ConstF32Mat x, Arena& keep) const;
-  [[nodiscard]] std::array<LinearCall, 2> calls(const Products& products) const;
-  Saved finish(const ExecCtx& ctx, F32Mat y, const Products& products, Arena& keep) const;
+  /// y = base + down_proj(SiTU(gate_proj(x), up_proj(x))); base may be empty or y.
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x, bool training,
+                Arena& keep) const;
+  /// forward() in steps, for a caller with more layers of the same x: take_products(), add_calls()
+  /// to a group of its own, activate(), and then down_proj.
+  [[nodiscard]] Products take_products(ConstF32Mat x, bool training, Arena& keep) const;
+  void add_calls(std::vector<LinearCall>& group, const Products& products) const;
+  [[nodiscard]] Saved activate(const ExecCtx& ctx, const Products& products) const;
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved,
                 Linear::InputGrad mode) const;
 };

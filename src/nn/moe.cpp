@@ -1,6 +1,7 @@
 #include "nn/moe.h"
 
 #include <array>
+#include <vector>
 
 #include "nn/activations.h"
 
@@ -48,7 +49,7 @@ void LatentMoe::refresh(const ExecCtx& ctx) {
   }
 }
 
-LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
+LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
                                     const Routing* routing, bool training, Arena& keep) const {
   const std::int64_t rows = x.size(0);
   const std::int64_t top_k = num_experts_per_token;
@@ -58,10 +59,10 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
   const F32Mat weights = take_mat(keep, rows, top_k);
   const I32Mat ids = routing != nullptr ? routing->ids : take_i32_mat(keep, rows, top_k);
   const F32Mat latent = take_mat(keep, rows, latent_width);
-  const Mlp::Products shared_products = shared.take_products(x, keep);
-  const std::array<LinearCall, 2> shared_calls = shared.calls(shared_products);
-  ops::linear_group(ctx, std::array{gate.call(logits, x), down_proj.call(latent, x),
-                                    shared_calls[0], shared_calls[1]});
+  const Mlp::Products shared_products = shared.take_products(x, training, keep);
+  std::vector<LinearCall> group{gate.call(logits, x), down_proj.call(latent, x)};
+  shared.add_calls(group, shared_products);
+  ops::linear_group(ctx, group);
   if (routing != nullptr && routing->replay) {
     ops::route_replay(ctx, weights, scores, logits, ids, router);
   } else {
@@ -70,7 +71,6 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
 
   const F32Mat combined = take_mat(keep, rows, latent_width);
   const F32Mat normed = take_mat(keep, rows, latent_width);
-  const F32Mat shared_out = take_mat(keep, rows, y.size(1));
   ExpertsSaved saved_experts;
   if (training) {
     saved_experts = {take_mat(keep, rows * top_k, w1.out()), take_mat(keep, rows * top_k, w1.out()),
@@ -79,9 +79,9 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x,
   ops::experts(ctx, combined, training ? &saved_experts : nullptr, latent, ids, weights,
                {w1.packed(), w3.packed(), w2.packed()}, act);
   norm.forward(ctx, normed, combined);
-  up_proj.forward(ctx, y, normed);
-  const Mlp::Saved saved_shared = shared.finish(ctx, shared_out, shared_products, keep);
-  ops::add(ctx, y, y, shared_out);
+  const Mlp::Saved saved_shared = shared.activate(ctx, shared_products);
+  ops::linear_sum(ctx, y, base,
+                  std::array{up_proj.term(normed), shared.down_proj.term(saved_shared.act)});
   return {x, ids, weights, scores, latent, combined, normed, saved_experts, saved_shared};
 }
 

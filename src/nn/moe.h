@@ -71,9 +71,10 @@ class LatentMoe {
     Mlp::Saved shared;
   };
 
-  /// y [T, D]. `routing` may be null. Intermediate expert outputs are kept only when `training`.
-  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const Routing* routing, bool training,
-                Arena& keep) const;
+  /// y = base + output [T, D]; base may be empty or y. `routing` may be null. Intermediate outputs
+  /// of experts are kept only when `training`.
+  Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                const Routing* routing, bool training, Arena& keep) const;
   /// d_x is overwritten.
   void backward(const ExecCtx& ctx, F32Mat d_x, ConstF32Mat d_y, const Saved& saved) const;
 };

@@ -1,7 +1,10 @@
 #include "ops/gemm.h"
 
+#include <vector>
+
 #include "core/checked_cast.h"
 #include "ops/op_table.h"
+#include "tensor/arena_views.h"
 
 namespace tandem::ops {
 namespace {
@@ -33,10 +36,60 @@ void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
   for (const LinearCall& call : calls) {
     TDM_CHECK(call.w != nullptr);
     check_linear(call.y, call.x, *call.w);
+    TDM_CHECK(call.up == nullptr || (call.up->out == call.w->out && call.up->in == call.w->in &&
+                                     call.up->format == call.w->format));
   }
   TDM_CHECK(ctx.ops->gemm.linear_group != nullptr);
   const ProfileScope scope(ctx.profiler, "linear_group");
   ctx.ops->gemm.linear_group(ctx, calls);
+}
+
+void linear_group_in_steps(const ExecCtx& ctx, std::span<const LinearCall> calls,
+                           void (*plain)(const ExecCtx&, std::span<const LinearCall>)) {
+  const ArenaScope scope(*ctx.workspace);
+  std::vector<LinearCall> products;
+  std::vector<F32Mat> ups;
+  for (const LinearCall& call : calls) {
+    products.push_back({call.y, call.x, call.w});
+    if (call.up != nullptr) {
+      ups.push_back(take_mat(*ctx.workspace, call.y.size(0), call.y.size(1)));
+      products.push_back({ups.back(), call.x, call.up});
+    }
+  }
+  plain(ctx, products);
+  auto up = ups.begin();
+  for (const LinearCall& call : calls) {
+    if (call.up != nullptr) {
+      ctx.ops->act.situ(ctx, call.y, call.y, *up++, call.act);
+    }
+  }
+}
+
+void linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms) {
+  TDM_CHECK(!terms.empty() && (base.empty() || base.shape() == y.shape()));
+  for (const LinearTerm& term : terms) {
+    TDM_CHECK(term.w != nullptr);
+    check_linear(y, term.x, *term.w);
+  }
+  TDM_CHECK(ctx.ops->gemm.linear_sum != nullptr);
+  const ProfileScope scope(ctx.profiler, "linear_sum");
+  ctx.ops->gemm.linear_sum(ctx, y, base, terms);
+}
+
+void linear_sum_in_steps(const ExecCtx& ctx, F32Mat y, ConstF32Mat base,
+                         std::span<const LinearTerm> terms) {
+  if (base.empty()) {
+    ctx.ops->gemm.linear(ctx, y, terms.front().x, *terms.front().w, false);
+    base = y;
+    terms = terms.subspan(1);
+  }
+  for (const LinearTerm& term : terms) {
+    const ArenaScope scope(*ctx.workspace);
+    const F32Mat product = take_mat(*ctx.workspace, y.size(0), y.size(1));
+    ctx.ops->gemm.linear(ctx, product, term.x, *term.w, false);
+    ctx.ops->act.add(ctx, y, base, product);
+    base = y;
+  }
 }
 
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "ops/act.h"
 #include "ops/exec_ctx.h"
 #include "tensor/storage.h"
 #include "tensor/view.h"
@@ -54,9 +55,17 @@ struct PackedWeight {
   Storage scales;
 };
 
-/// y = x W^T: one of several independent products. Not owned.
+/// y = x W^T, or y = SiTU(x W^T, x up^T): one of several independent layers. Not owned.
 struct LinearCall {
   F32Mat y;       // [T, out]
+  ConstF32Mat x;  // [T, in]
+  const PackedWeight* w = nullptr;
+  const PackedWeight* up = nullptr;  // of the shape and format of w
+  SituParams act = {};
+};
+
+/// One product x W^T of a sum. Not owned.
+struct LinearTerm {
   ConstF32Mat x;  // [T, in]
   const PackedWeight* w = nullptr;
 };
@@ -66,6 +75,7 @@ struct GemmOps {
                Orientation orientation);
   void (*linear)(const ExecCtx&, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate);
   void (*linear_group)(const ExecCtx&, std::span<const LinearCall> calls);
+  void (*linear_sum)(const ExecCtx&, F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms);
   void (*linear_heads)(const ExecCtx&, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
                        bool accumulate);
   void (*weight_grad)(const ExecCtx&, F32Mat d_w, ConstF32Mat d_y, ConstF32Mat x);
@@ -84,9 +94,20 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
 void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
             bool accumulate = false);
 
-/// linear() of each call, bit for bit, in any order or at once.   Aliasing: no y may overlap
-/// another y or any x; calls may share an x.
+/// linear() of each call, and situ() of two, bit for bit, in any order or at once.   Aliasing: no y
+/// may overlap another y or any x; calls may share an x.
 void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls);
+/// The same by other ops: plain products through `plain`, then the gates.
+void linear_group_in_steps(const ExecCtx& ctx, std::span<const LinearCall> calls,
+                           void (*plain)(const ExecCtx&, std::span<const LinearCall>));
+
+/// y = ((base + x_0 W_0^T) + x_1 W_1^T) + ..., each product complete, as linear() gives it, before
+/// it is added.   Shapes: y, base [T, out], or base empty; terms not empty.   Aliasing: base may be
+/// y.
+void linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms);
+/// The same by other ops.
+void linear_sum_in_steps(const ExecCtx& ctx, F32Mat y, ConstF32Mat base,
+                         std::span<const LinearTerm> terms);
 
 /// linear() per head: y[t, h, :] = x[t, h, :] W_h^T with one weight a head, all of one shape.
 /// Shapes: y [T, H, out], x [T, H, in], w [H].

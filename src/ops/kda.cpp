@@ -1,5 +1,7 @@
 #include "ops/kda.h"
 
+#include <algorithm>
+
 #include "ops/check_seqs.h"
 #include "ops/op_table.h"
 
@@ -40,6 +42,31 @@ void check_gate(ConstF32Cube f, ConstF32Vec a_log, ConstF32Vec dt_bias) {
   TDM_CHECK(a_log.size(0) == f.size(1), a_log.size(0), f.size(1));
   TDM_CHECK(dt_bias.size(0) == f.size(1) * f.size(2), dt_bias.size(0), f.size(1), f.size(2));
   TDM_CHECK(dt_bias.contiguous() && a_log.contiguous());
+}
+
+void check_decode(const KdaDecode& in, F32Cube y, F32Cube conv) {
+  const std::int64_t rows = y.size(0);
+  const std::int64_t heads = y.size(1);
+  const std::int64_t keys = y.size(2);
+  check_cube(y, rows, heads, keys);
+  check_cube(in.gate_out, rows, heads, keys);
+  TDM_CHECK(in.qkv.size(0) == rows && in.qkv.size(1) == 3 * heads * keys, in.qkv.size(0),
+            in.qkv.size(1));
+  TDM_CHECK(in.b.size(0) == rows && in.b.size(1) == heads, in.b.size(0), in.b.size(1));
+  TDM_CHECK(in.f_b != nullptr && in.f_a.size(0) == rows && in.f_a.size(1) == in.f_b->in &&
+            in.f_b->out == heads * keys);
+  TDM_CHECK(
+      in.a_log.size(0) == heads && in.dt_bias.size(0) == heads * keys && in.o_norm.size(0) == keys,
+      in.a_log.size(0), in.dt_bias.size(0), in.o_norm.size(0));
+  TDM_CHECK(in.a_log.contiguous() && in.dt_bias.contiguous() && in.o_norm.contiguous());
+  TDM_CHECK(in.qkv.stride(1) == 1 && in.f_a.stride(1) == 1, in.qkv.stride(1), in.f_a.stride(1));
+  const std::int64_t taps = in.filters[0].size(1);
+  for (const ConstF32Mat& filter : in.filters) {
+    TDM_CHECK(filter.size(0) == heads * keys && filter.size(1) == taps && filter.contiguous(),
+              filter.size(0), filter.size(1));
+  }
+  TDM_CHECK(conv.size(1) == taps - 1 && conv.size(2) == 3 * heads * keys && conv.stride(2) == 1,
+            conv.size(1), conv.size(2));
 }
 
 }  // namespace
@@ -95,6 +122,21 @@ void kda_recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const Kda
   check_pool(pool, seqs, in);
   const ProfileScope scope(ctx.profiler, "kda_recurrent");
   ctx.ops->kda.recurrent(ctx, o, in, pool, seqs, checkpoints);
+}
+
+bool kda_decode(const ExecCtx& ctx, F32Cube y, const KdaDecode& in, const KdaStatePool& pool,
+                F32Cube conv, const SeqBatch& seqs) {
+  check_decode(in, y, conv);
+  check_seqs(ctx, seqs, y.size(0), std::min(pool.num_slots, conv.size(0)));
+  TDM_CHECK(seqs.one_row_each && seqs.keeps_state());
+  TDM_CHECK(pool.data != nullptr && pool.num_heads == y.size(1) && pool.key_dim == y.size(2) &&
+                pool.value_dim == y.size(2),
+            pool.num_heads, pool.key_dim, pool.value_dim);
+  if (ctx.ops->kda.decode == nullptr) {
+    return false;
+  }
+  const ProfileScope scope(ctx.profiler, "kda_decode");
+  return ctx.ops->kda.decode(ctx, y, in, pool, conv, seqs);
 }
 
 void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,

@@ -7,9 +7,11 @@
 // the split. kda_chunk is the parallel form (other summation order, equal within rounding).
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "ops/exec_ctx.h"
+#include "ops/gemm.h"
 #include "ops/seq_batch.h"
 #include "tensor/view.h"
 
@@ -55,6 +57,24 @@ struct KdaGrads {
   F32Mat d_beta;  // [T, H]
 };
 
+/// What lies between a mixer's projections of its input and its output projection, and the
+/// projections. Key and value width are the same, K.
+struct KdaDecode {
+  ConstF32Mat qkv;                     // [B, 3 H K] raw q | k | v
+  ConstF32Mat f_a;                     // [B, F]: input of the decay's second projection,
+  const PackedWeight* f_b = nullptr;   // [H K, F], its weight
+  ConstF32Mat b;                       // [B, H] raw write strength
+  ConstF32Cube gate_out;               // [B, H, K] raw output gate
+  std::array<ConstF32Mat, 3> filters;  // [H K, W] of q, k and v
+  ConstF32Vec a_log;                   // [H]
+  ConstF32Vec dt_bias;                 // [H K]
+  ConstF32Vec o_norm;                  // [K]
+  KdaGateParams gate;
+  float q_scale = 1.0F;
+  float l2_eps = 0.0F;
+  float norm_eps = 0.0F;
+};
+
 /// Number of checkpoints of a batch: sum over sequences of ceil(length / kKdaCheckpointRows), or an
 /// upper bound where the host cannot read the lengths.
 [[nodiscard]] std::int64_t kda_num_checkpoints(const ExecCtx& ctx, const SeqBatch& seqs,
@@ -68,6 +88,8 @@ struct KdaOps {
   void (*beta_bwd)(const ExecCtx&, F32Mat d_b, ConstF32Mat d_beta, ConstF32Mat beta);
   void (*recurrent)(const ExecCtx&, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
                     const SeqBatch& seqs, float* checkpoints);
+  bool (*decode)(const ExecCtx&, F32Cube y, const KdaDecode& in, const KdaStatePool& pool,
+                 F32Cube conv, const SeqBatch& seqs);
   void (*chunk)(const ExecCtx&, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
                 const SeqBatch& seqs);
   void (*recurrent_bwd)(const ExecCtx&, const KdaGrads& grads, ConstF32Cube d_o,
@@ -94,6 +116,12 @@ void kda_beta_bwd(const ExecCtx& ctx, F32Mat d_b, ConstF32Mat d_beta, ConstF32Ma
 /// before rows 0, 16, 32, ... of each sequence.
 void kda_recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
                    const SeqBatch& seqs, float* checkpoints = nullptr);
+/// Of sequences of one row each (seqs.one_row_each), with slots: conv1d, l2_norm of q and k,
+/// linear, kda_gate, kda_recurrent and rms_norm_gated at once, bit for bit what these give one
+/// after the other; padding rows are zeros. False: the backend has no such kernel for these shapes,
+/// and nothing was done. Shapes: y [B, H, K]; conv as conv1d's state.   Aliasing: none.
+[[nodiscard]] bool kda_decode(const ExecCtx& ctx, F32Cube y, const KdaDecode& in,
+                              const KdaStatePool& pool, F32Cube conv, const SeqBatch& seqs);
 /// The chunkwise form of kimi-k3.md 4.7 (chunks of 64 rows in sub-blocks of 16), for any g <= 0.
 void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStatePool& pool,
                const SeqBatch& seqs);

@@ -11,6 +11,7 @@ struct SeqBatch {
   ConstI32Vec state_slots;  // [B] int32 slot of the state pools; -1 = padding: outputs are zero, no
                             // state is touched. Empty view: every sequence starts from a zero state
                             // and its final state is dropped (training)
+  bool one_row_each = false;  // known by whoever built it: every sequence has exactly one row
 
   [[nodiscard]] std::int64_t num_seqs() const { return cu_seqlens.size(0) - 1; }
   [[nodiscard]] std::int64_t num_rows() const { return cu_seqlens(num_seqs()); }

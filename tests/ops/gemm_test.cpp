@@ -408,6 +408,91 @@ TEST(LinearGroup, EqualsLinearPerCall) {
   }
 }
 
+TEST(LinearGroup, AGatedCallIsTwoProductsAndSitu) {
+  const TestContext ctx(2);
+  for (const Format& format : kFormats) {
+    for (const std::int64_t rows : {1, 3, 8, 11, 40}) {
+      const std::int64_t in = format.round_up(600);
+      constexpr std::int64_t kOut = 83;
+      const RandomWeight gate(format.format, kOut, in, 41);
+      const RandomWeight up(format.format, kOut, in, 42);
+      const RandomWeight other(format.format, 30, in, 43);
+      const PackedWeight packed_gate = packed(*ctx, gate.ref());
+      const PackedWeight packed_up = packed(*ctx, up.ref());
+      const PackedWeight packed_other = packed(*ctx, other.ref());
+      Tensor result(rows * kOut);
+      Tensor plain(rows * 30);
+      const SituParams act{3.0F, 20.0F};
+      Tensor x_data = Tensor::normal(rows * in, 44);
+      const F32Mat xs = x_data.mat(rows, in);
+      ops::linear_group(
+          *ctx, std::array{LinearCall{plain.mat(rows, 30), xs, &packed_other},
+                           LinearCall{result.mat(rows, kOut), xs, &packed_gate, &packed_up, act}});
+      Tensor expected(rows * kOut);
+      Tensor up_value(rows * kOut);
+      Tensor expected_plain(rows * 30);
+      ops::linear(*ctx, expected.mat(rows, kOut), xs, packed_gate);
+      ops::linear(*ctx, up_value.mat(rows, kOut), xs, packed_up);
+      ops::situ(*ctx, expected.mat(rows, kOut), expected.mat(rows, kOut), up_value.mat(rows, kOut),
+                act);
+      ops::linear(*ctx, expected_plain.mat(rows, 30), xs, packed_other);
+      EXPECT_TRUE(same_bits(result.data(), expected.data(), rows * kOut)) << rows;
+      EXPECT_TRUE(same_bits(plain.data(), expected_plain.data(), rows * 30)) << rows;
+      EXPECT_TRUE(result.guards_intact() && plain.guards_intact());
+    }
+  }
+}
+
+TEST(LinearSum, AddsCompleteProductsFromLeftToRight) {
+  const TestContext ctx(2);
+  for (const Format& format : kFormats) {
+    for (const std::int64_t rows : {1, 2, 8, 9, 40}) {
+      for (const std::int64_t wide : {90, 3000}) {
+        constexpr std::int64_t kOut = 53;
+        const std::int64_t in[] = {format.round_up(wide), format.round_up(700)};
+        const RandomWeight first(format.format, kOut, in[0], 51);
+        const RandomWeight second(format.format, kOut, in[1], 52);
+        const PackedWeight weights[] = {packed(*ctx, first.ref()), packed(*ctx, second.ref())};
+        Tensor x[] = {Tensor::normal(rows * in[0], 53), Tensor::normal(rows * in[1], 54)};
+        Tensor base = Tensor::normal(rows * kOut, 55);
+        const F32Mat xs[] = {x[0].mat(rows, in[0]), x[1].mat(rows, in[1])};
+        const std::array terms{LinearTerm{xs[0], &weights[0]}, LinearTerm{xs[1], &weights[1]}};
+        Tensor products[] = {Tensor(rows * kOut), Tensor(rows * kOut)};
+        for (std::size_t i = 0; i < 2; ++i) {
+          ops::linear(*ctx, products[i].mat(rows, kOut), xs[i], weights[i]);
+        }
+        for (const std::size_t count : {1U, 2U}) {
+          for (const bool with_base : {false, true}) {
+            Tensor expected(rows * kOut);
+            ops::copy(*ctx, expected.cube(rows, 1, kOut), products[0].cube(rows, 1, kOut));
+            if (with_base) {
+              ops::add(*ctx, expected.mat(rows, kOut), base.mat(rows, kOut),
+                       products[0].mat(rows, kOut));
+            }
+            if (count == 2) {
+              ops::add(*ctx, expected.mat(rows, kOut), expected.mat(rows, kOut),
+                       products[1].mat(rows, kOut));
+            }
+            Tensor apart(rows * kOut);
+            Tensor in_place(rows * kOut);
+            ops::copy(*ctx, in_place.cube(rows, 1, kOut), base.cube(rows, 1, kOut));
+            const ConstF32Mat none;
+            ops::linear_sum(*ctx, apart.mat(rows, kOut),
+                            with_base ? ConstF32Mat(base.mat(rows, kOut)) : none,
+                            std::span(terms).first(count));
+            ops::linear_sum(*ctx, in_place.mat(rows, kOut),
+                            with_base ? ConstF32Mat(in_place.mat(rows, kOut)) : none,
+                            std::span(terms).first(count));
+            EXPECT_TRUE(same_bits(apart.data(), expected.data(), rows * kOut)) << rows << count;
+            EXPECT_TRUE(same_bits(in_place.data(), expected.data(), rows * kOut)) << rows << count;
+            EXPECT_TRUE(apart.guards_intact());
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(LinearHeads, EqualsLinearPerHead) {
   for (const int threads : {1, 2}) {
     const TestContext ctx(threads);

@@ -272,6 +272,27 @@ TEST(KdaRecurrent, BatchAndThreadsDoNotChangeBits) {
   EXPECT_TRUE(same_bits(states.data(), finals[0].data(), states.numel()));
 }
 
+TEST(KdaRecurrent, ASequenceIsTheSameAloneAndAmongMany) {
+  // Enough of them that a backend may cut the states in another way.
+  const TestContext ctx;
+  const KdaDims dims{8, 128, 128};
+  KdaCase c(dims, std::vector<std::int64_t>(40, 1), 43);
+  c.give_slots();
+  Tensor states = Tensor::normal(c.state_floats(), 44);
+  Tensor alone_states = states;
+  const Tensor o = run(*ctx, c, states);
+  const std::int64_t width = dims.heads * dims.values;
+  const std::int64_t size = dims.heads * dims.keys * dims.values;
+  for (const std::int64_t b : {0, 17, 39}) {
+    const std::array<std::int32_t, 2> cu = {0, 1};
+    Tensor alone(width);
+    ops::kda_recurrent(*ctx, alone.cube(1, dims.heads, dims.values), c.inputs(b, 1),
+                       c.pool(alone_states), {{cu.data(), {2}}, {&c.slots[usize(b)], {1}}});
+    EXPECT_TRUE(same_bits(alone.data(), o.data() + b * width, width)) << b;
+    EXPECT_TRUE(same_bits(alone_states.data() + b * size, states.data() + b * size, size)) << b;
+  }
+}
+
 TEST(KdaRecurrent, PaddingGivesZeroAndTouchesNoState) {
   const TestContext ctx;
   const KdaDims dims{2, 16, 20};

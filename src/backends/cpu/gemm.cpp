@@ -26,13 +26,17 @@ void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, 
   gemm::run_linear(ctx, {&job, 1});
 }
 
-void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+void plain_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
   const ArenaScope scope(*ctx.workspace);
   const std::span<gemm::LinearJob> jobs = ctx.workspace->take<gemm::LinearJob>(isize(calls));
   std::ranges::transform(calls, jobs.begin(), [](const LinearCall& call) {
     return linear_job(call.y, call.x, *call.w, false);
   });
   gemm::run_linear(ctx, jobs);
+}
+
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  ops::linear_group_in_steps(ctx, calls, plain_group);
 }
 
 void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w,
@@ -71,6 +75,7 @@ GemmOps cpu_gemm_ops() {
   return {.pack = gemm::pack,
           .linear = linear,
           .linear_group = linear_group,
+          .linear_sum = ops::linear_sum_in_steps,
           .linear_heads = linear_heads,
           .weight_grad = weight_grad};
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ void write_row(const ConvArgs& args, const Lane& lane
                                           const Taps<kTaps>& taps, std::int64_t t) {
   const TapRows rows{args.in.x, lane.seq.begin, lane.state, args.state.stride_b, args.in.taps - 1};
   const float z = tap_sum<kTaps>(taps, rows, t, lane.c);
-  args.y.row(t)[lane.c] = lane.slot < 0 ? 0.0F : z * sigmoid(z);
+  args.y.row(t)[lane.c] = lane.slot < 0 ? 0.0F : silu(z);
 }
 
 /// state <- the last W-1 of (state, the sequence's rows). Kept rows move towards the front, so that
@@ -73,12 +73,8 @@ __device__ __forceinline__ void write_run(const ConvArgs& args, const Lane& lane
   }
 #pragma unroll
   for (int r = 0; r < kRun; ++r) {
-    float z = 0.0F;
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j) {
-      z = fmaf(taps.value[j], window[r + j], z);
-    }
-    args.y.row(t + r)[lane.c] = lane.slot < 0 ? 0.0F : z * sigmoid(z);
+    const float z = tap_sum(taps.value, window + r);
+    args.y.row(t + r)[lane.c] = lane.slot < 0 ? 0.0F : silu(z);
   }
 }
 

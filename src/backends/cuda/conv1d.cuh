@@ -127,6 +127,17 @@ struct TapRows {
   }
 };
 
+/// sum_j taps[j] x[j], oldest first.
+template <int kTaps>
+__device__ __forceinline__ float tap_sum(const float (&taps)[kTaps], const float* x) {
+  float sum = 0.0F;
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    sum = fmaf(taps[j], x[j], sum);
+  }
+  return sum;
+}
+
 /// sum_j w[c, j] x[t - (W-1) + j, c], oldest first.
 template <int kTaps>
 __device__ __forceinline__ float tap_sum(const Taps<kTaps>& taps, const TapRows& rows,
@@ -138,10 +149,7 @@ __device__ __forceinline__ float tap_sum(const Taps<kTaps>& taps, const TapRows&
     for (int j = 0; j < kTaps; ++j) {
       x[j] = rows.get(t - (kTaps - 1) + j, c);
     }
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j) {
-      sum = fmaf(taps.value[j], x[j], sum);
-    }
+    sum = tap_sum(taps.value, x);
   } else {
     for (int j = 0; j < taps.count; ++j) {
       sum = fmaf(taps.value[j], rows.get(t - (taps.count - 1) + j, c), sum);

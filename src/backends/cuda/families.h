@@ -10,6 +10,7 @@ namespace tandem::cuda {
 [[nodiscard]] ConvOps conv_ops();
 [[nodiscard]] EmbedOps embed_ops();
 [[nodiscard]] GemmOps gemm_ops();
+void add_kda_decode_ops(KdaOps& ops);
 void add_kda_gate_ops(KdaOps& ops);
 void add_kda_recurrent_ops(KdaOps& ops);
 [[nodiscard]] LossOps loss_ops();

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
+#include "backends/cuda/kda_gate.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
 #include "backends/cuda/reduce.cuh"
@@ -21,10 +22,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr std::int64_t kRowsPerBlock = 64;
 
-__device__ __forceinline__ float softplus(float x) {
-  return x > 20.0F ? x : log1pf(expf(x));
-}
-
 struct GateArgs {
   Cube<float> g;
   Mat<float> beta;
@@ -36,10 +33,6 @@ struct GateArgs {
   std::int64_t rows, heads, keys;
 };
 
-__device__ __forceinline__ float log_decay(float z, float a, const KdaGateParams& p) {
-  return p.bounded ? p.lower_bound * sigmoid(a * z) : -(a * softplus(z));
-}
-
 /// A warp a head of a row.
 template <bool kAligned>
 __global__ void __launch_bounds__(kRowThreads) gate_rows(const __grid_constant__ GateArgs args) {
@@ -49,7 +42,7 @@ __global__ void __launch_bounds__(kRowThreads) gate_rows(const __grid_constant__
   if (head >= args.heads) {
     return;
   }
-  const float a = expf(args.a_log[head]);
+  const float a = decay_rate(args.a_log[head]);
   const float* const bias = args.dt_bias + head * args.keys;
   for (std::int64_t t = blockIdx.y; t < args.rows; t += gridDim.y) {
     if (WarpGroup::rank() == 0) {
@@ -115,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) gate_bwd_rows(const __grid_constant_
   const std::int64_t block = blockIdx.x;
   const std::int64_t head = blockIdx.y;
   const std::int64_t end = min((block + 1) * kRowsPerBlock, args.rows);
-  const float a = expf(args.a_log[head]);
+  const float a = decay_rate(args.a_log[head]);
   float d_a_log = 0.0F;
   for (std::int64_t k = threadIdx.x; k < args.keys; k += kThreads) {
     const float bias = args.dt_bias[head * args.keys + k];

@@ -11,6 +11,7 @@
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/families.h"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/norm.cuh"
 #include "backends/cuda/norm_bwd.h"
 #include "backends/cuda/row_group.cuh"
 #include "backends/cuda/sigmoid.cuh"
@@ -35,7 +36,7 @@ struct RmsNorm {
   const float* w;
   float eps;
   __device__ float scale(float squares, std::int64_t width, std::int64_t) const {
-    return 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
+    return rms_scale(squares, width, eps);
   }
   template <bool kAligned>
   __device__ Factors factors(std::int64_t, std::int64_t, std::int64_t at, std::int64_t n) const {
@@ -56,7 +57,7 @@ struct RmsNormGated {
   const float* w;
   float eps;
   __device__ float scale(float squares, std::int64_t width, std::int64_t) const {
-    return 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
+    return rms_scale(squares, width, eps);
   }
   template <bool kAligned>
   __device__ Factors factors(std::int64_t t, std::int64_t h, std::int64_t at,
@@ -64,7 +65,7 @@ struct RmsNormGated {
     return {load_quad<kAligned>(w, at, n), load_quad<kAligned>(gate.row(t, h), at, n)};
   }
   __device__ static float value(float x, float scale, const Factors& by, int i) {
-    return x * scale * by.w.v[i] * sigmoid(by.gate.v[i]);
+    return gated_value(x, scale, by.w.v[i], sigmoid(by.gate.v[i]));
   }
 };
 
@@ -82,7 +83,7 @@ struct L2Norm {
     for (int i = 1; i < kMaxL2Scales; ++i) {
       factor = h >= i * heads ? scales[i] : factor;
     }
-    return factor / sqrtf(squares + eps);
+    return l2_scale(squares, factor, eps);
   }
   template <bool kAligned>
   __device__ Factors factors(std::int64_t, std::int64_t, std::int64_t, std::int64_t) const {

@@ -8,6 +8,11 @@ namespace tandem::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
+/// `value`, the same in every lane, and for the compiler too: branches on it keep a warp together.
+__device__ __forceinline__ int same_in_warp(int value) {
+  return __shfl_sync(kFullWarp, value, 0);
+}
+
 /// Every lane gets the sum (butterfly: the same bits in every lane).
 template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {

@@ -9,6 +9,10 @@ __device__ __forceinline__ float sigmoid(float x) {
   return 1.0F / (1.0F + expf(-x));
 }
 
+__device__ __forceinline__ float silu(float x) {
+  return x * sigmoid(x);
+}
+
 /// sigmoid(x) and 1 - sigmoid(x), neither by subtraction.
 struct SigmoidPair {
   float value;

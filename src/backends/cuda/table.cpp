@@ -12,6 +12,7 @@ const OpTable& cuda_backend() {
     ops.conv = cuda::conv_ops();
     ops.embed = cuda::embed_ops();
     ops.gemm = cuda::gemm_ops();
+    cuda::add_kda_decode_ops(ops.kda);
     cuda::add_kda_gate_ops(ops.kda);
     cuda::add_kda_recurrent_ops(ops.kda);
     ops.loss = cuda::loss_ops();

@@ -1,14 +1,13 @@
 #include "models/kimi_k3/model.h"
 
 #include "models/kimi_k3/pass.h"
-#include "ops/act.h"
 #include "ops/embed.h"
 #include "tensor/arena_views.h"
 
 namespace tandem::kimi_k3 {
 
-void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
-                       LayerSaved& saved) const {
+void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat base,
+                       ConstF32Mat x, Pass& pass, LayerSaved& saved) const {
   if (layer.kda) {
     nn::KdaCacheView view;
     if (!pass.training()) {
@@ -17,8 +16,8 @@ void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF3
       view = {{buffer.states, pass.cache->num_slots, spec.num_heads, spec.key_dim, spec.value_dim},
               buffer.conv};
     }
-    saved.kda =
-        layer.kda->forward(ctx, y, x, pass.seqs, pass.training() ? nullptr : &view, *pass.keep);
+    saved.kda = layer.kda->forward(ctx, y, base, x, pass.seqs, pass.training() ? nullptr : &view,
+                                   *pass.keep);
     return;
   }
   nn::MlaCacheUse use;
@@ -29,14 +28,14 @@ void KimiK3::run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF3
            pass.batch->slot_mapping,
            {pass.seqs.cu_seqlens, pass.batch->kv_lens}};
   }
-  saved.mla = layer.mla->forward(ctx, y, x, pass.seqs.cu_seqlens, pass.training() ? nullptr : &use,
-                                 *pass.keep);
+  saved.mla = layer.mla->forward(ctx, y, base, x, pass.seqs.cu_seqlens,
+                                 pass.training() ? nullptr : &use, *pass.keep);
 }
 
-void KimiK3::run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
-                     LayerSaved& saved) const {
+void KimiK3::run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat base,
+                     ConstF32Mat x, Pass& pass, LayerSaved& saved) const {
   if (layer.mlp) {
-    saved.mlp = layer.mlp->forward(ctx, y, x, *pass.keep);
+    saved.mlp = layer.mlp->forward(ctx, y, base, x, pass.training(), *pass.keep);
     return;
   }
   nn::Routing routing;
@@ -44,7 +43,7 @@ void KimiK3::run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32M
     const std::int64_t top_k = config_.num_experts_per_token;
     routing = {pass.routed->ids.cols(layer.moe_index * top_k, top_k), pass.routed->replay};
   }
-  saved.moe = layer.moe->forward(ctx, y, x, pass.routed != nullptr ? &routing : nullptr,
+  saved.moe = layer.moe->forward(ctx, y, base, x, pass.routed != nullptr ? &routing : nullptr,
                                  pass.training(), *pass.keep);
 }
 
@@ -63,22 +62,18 @@ void KimiK3::run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t inde
   const auto take_aggregate = [&] {
     return pass.training() ? take_mat(keep, rows, width) : F32Mat{};
   };
-  // Runs fn(y), then P <- P + y (or y when P is empty).
-  const auto sub_layer = [&](bool prefix_is_empty, auto&& fn) {
+  // P <- P + sub-layer, or the sub-layer's output when P is empty.
+  const auto sub_layer = [&](bool prefix_is_empty, auto&& add_to) {
     const F32Mat next =
         prefix_is_empty || pass.training() ? take_mat(keep, rows, width) : pass.prefix;
     const Arena::Mark mark = keep.mark();
-    const F32Mat y = prefix_is_empty || pass.training() ? next : take_mat(keep, rows, width);
-    fn(y);
-    if (!prefix_is_empty) {
-      ops::add(ctx, next, pass.prefix, y);
-    }
+    add_to(next, prefix_is_empty ? ConstF32Mat{} : ConstF32Mat(pass.prefix));
     pass.prefix = next;
     if (!pass.training()) {
       keep.rewind(mark);
     }
   };
-  sub_layer(push, [&](F32Mat y) {
+  sub_layer(push, [&](F32Mat y, ConstF32Mat base) {
     const F32Mat x = take_mat(keep, rows, width);
     if (pass.bank.empty()) {  // the aggregate of one row is the row
       saved.mixer_in = pass.prefix;
@@ -91,15 +86,15 @@ void KimiK3::run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t inde
     if (push) {  // the row stored is P, not h, and after h was computed
       pass.bank.push_back(pass.prefix);
     }
-    run_mixer(ctx, layer, y, x, pass, saved);
+    run_mixer(ctx, layer, y, base, x, pass, saved);
   });
   saved.prefix_mid = pass.prefix;
-  sub_layer(false, [&](F32Mat y) {
+  sub_layer(false, [&](F32Mat y, ConstF32Mat base) {
     const F32Mat h = take_aggregate();
     const F32Mat x = take_mat(keep, rows, width);
     layer.mlp_res.forward(ctx, h, x, pass.sources(), layer.post_attention_layernorm);
     saved.ffn_in = h;
-    run_ffn(ctx, layer, y, x, pass, saved);
+    run_ffn(ctx, layer, y, base, x, pass, saved);
   });
   saved.prefix_out = pass.prefix;
 }

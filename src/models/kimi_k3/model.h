@@ -99,10 +99,11 @@ class KimiK3 final : public Model {
   explicit KimiK3(Config config) : config_(std::move(config)) {}
   ConstF32Mat run_layers(const ExecCtx& ctx, Pass& pass) const;
   void run_layer(const ExecCtx& ctx, const Layer& layer, std::int64_t index, Pass& pass) const;
-  void run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
-                 LayerSaved& saved) const;
-  void run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat x, Pass& pass,
-               LayerSaved& saved) const;
+  // y = base + what the sub-layer gives; base may be empty or y.
+  void run_mixer(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+                 Pass& pass, LayerSaved& saved) const;
+  void run_ffn(const ExecCtx& ctx, const Layer& layer, F32Mat y, ConstF32Mat base, ConstF32Mat x,
+               Pass& pass, LayerSaved& saved) const;
 
   Config config_;
   CacheSpec cache_spec_;

@@ -7,7 +7,7 @@ namespace {
 
 /// Tokens an expert, on average, from which a tile of many tokens pays: below, most work items have
 /// few tokens, and the decode path reads weights faster.
-constexpr std::int64_t kStreamTokens = 4;
+constexpr std::int64_t kStreamPairs = 4;
 /// And from which the larger tile does.
 constexpr std::int64_t kSmallTileTokens = 32;
 constexpr std::int64_t kMaxItems = 65535;  // gridDim.y
@@ -102,16 +102,19 @@ void choose_ring(ExpertsConfig& config, const ExpertsDesc& desc, const DeviceInf
 std::optional<ExpertsConfig> choose_experts(const ExpertsDesc& desc, const DeviceInfo& info) {
   ExpertsConfig config;
   const std::int64_t pairs = desc.tokens * desc.slots;
-  if (pairs <= kStreamTokens * desc.experts || desc.tokens <= kMaxStreamRows) {
+  if (pairs <= kStreamPairs * desc.experts || desc.tokens <= kMaxStreamRows) {
     const std::int64_t busy = std::min(desc.experts, pairs);
+    const std::int64_t tokens = std::min(desc.tokens, kMaxStreamRows);
     const auto gate_up =
         plan_stream({.shape = tensor_shape(desc.gate_up, desc.width, desc.dim),
                      .blocks = kGateUpBlocks / 2,  // of the outputs; sums take twice the room
-                     .outer = busy},
+                     .outer = busy,
+                     .tokens = tokens},
                     info);
     const auto down = plan_stream({.shape = tensor_shape(desc.down, desc.dim, desc.width),
                                    .blocks = stream_blocks(desc.down),
-                                   .outer = busy},
+                                   .outer = busy,
+                                   .tokens = tokens},
                                   info);
     if (gate_up && down && gate_up->smem_bytes(kGateUpBlocks) <= info.smem_per_block) {
       config.stream = true;

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
   if (item.expert < 0) {
     return;
   }
-  auto* partial = dynamic_smem<float4>();
+  const SegmentSums sums(dynamic_smem<float>(), p.plan, kGateUpBlocks, 2);
   const int first = static_cast<int>(blockIdx.x) * p.plan.row_warps;
   const int row_warp = static_cast<int>(threadIdx.x) / 32 / p.plan.k_warps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -60,25 +60,26 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
                                        tile_row<F>(p.w3[item.expert], p.shape, first + row_warp)};
   const std::int32_t own = p.work.pair(item.first + min(lane / 4, item.count - 1));
   const F32Inputs<kWhole> inputs(p.x.row(own / p.slots), p.shape.in, lane);
-  stream_segments<F, kGateUpBlocks, kLoad>(partial + row_warp * kGateUpBlocks * p.plan.slots * 32,
-                                           rows, inputs, p.shape, p.plan);
+  StreamPiece<F, kGateUpBlocks, kLoad> piece;
+  bool loaded = false;
+  stream_segments(
+      piece, rows, inputs, p.shape.k_tiles,
+      {static_cast<int>(threadIdx.x) / 32 % p.plan.k_warps, p.shape.segments, p.plan.k_warps},
+      loaded, [&](int segment, const float(&acc)[kGateUpBlocks][4]) {
+        sums.put(segment, 0, 16 * row_warp, acc[0], lane);
+        sums.put(segment, 1, 16 * row_warp, acc[1], lane);
+      });
   const GateUpFactors<F> factors(p, item.expert);
-  __syncthreads();  // every segment's sum is there
+  sums.meet();
 
-  const auto* sums = reinterpret_cast<const float*>(partial);
-  for (int i = static_cast<int>(threadIdx.x); i < p.plan.row_warps * kBlockElements;
-       i += static_cast<int>(blockDim.x)) {
-    const int block = i / kBlockElements;
-    const int index = i % kBlockElements;
-    const BlockElement e = block_element(index);
-    if (e.token < item.count && first + block < p.shape.row_blocks) {
-      const float gate = sum_segments(sums, 2 * block, index, p.shape, p.plan);
-      const float up = sum_segments(sums, 2 * block + 1, index, p.shape, p.plan);
-      store_hidden(p, p.work.pair(item.first + e.token),
-                   std::int64_t{16} * (first + block) + e.output, gate * factors.gate,
-                   up * factors.up);
+  sums.each(item.count, [&](int token, int output) {
+    if (first * 16 + output < p.shape.row_blocks * 16) {
+      const float gate = sums.total(0, output, token, 0, p.shape.segments);
+      const float up = sums.total(1, output, token, 0, p.shape.segments);
+      store_hidden(p, p.work.pair(item.first + token), std::int64_t{16} * first + output,
+                   gate * factors.gate, up * factors.up);
     }
-  }
+  });
 }
 
 template <WeightFormat F, bool kWhole>
@@ -86,39 +87,41 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_down(const __grid_constant__ DownArgs p) {
   begin_kernel();
   constexpr int kBlocks = stream_blocks(F);
-  constexpr int kLoad = F == WeightFormat::kFp8Block ? 2 : 4;
   const ExpertItem item = p.work.item(blockIdx.y);
   if (item.expert < 0) {
     return;
   }
-  auto* partial = dynamic_smem<float4>();
+  const SegmentSums sums(dynamic_smem<float>(), p.plan, kBlocks, 1);
   const int first = static_cast<int>(blockIdx.x) * p.plan.row_warps * kBlocks;
-  const int row_warp = static_cast<int>(threadIdx.x) / 32 / p.plan.k_warps;
+  const int row_block = static_cast<int>(threadIdx.x) / 32 / p.plan.k_warps * kBlocks;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   TileRow rows[kBlocks];
 #pragma unroll
   for (int m = 0; m < kBlocks; ++m) {
-    rows[m] = tile_row<F>(p.w2[item.expert], p.shape, first + row_warp * kBlocks + m);
+    rows[m] = tile_row<F>(p.w2[item.expert], p.shape, first + row_block + m);
   }
   const std::int32_t own = p.work.pair(item.first + min(lane / 4, item.count - 1));
   const Bf16Inputs<kWhole> inputs(p.hidden.row(own), filled_width(p.shape), lane);
-  stream_segments<F, kBlocks, kLoad>(partial + row_warp * kBlocks * p.plan.slots * 32, rows, inputs,
-                                     p.shape, p.plan);
+  StreamPiece<F, kBlocks, kSegmentTiles<F>> piece;
+  bool loaded = false;
+  stream_segments(
+      piece, rows, inputs, p.shape.k_tiles,
+      {static_cast<int>(threadIdx.x) / 32 % p.plan.k_warps, p.shape.segments, p.plan.k_warps},
+      loaded, [&](int segment, const float(&acc)[kBlocks][4]) {
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) {
+          sums.put(segment, 0, 16 * (row_block + m), acc[m], lane);
+        }
+      });
   const float factor = sum_factor<F>(p.w2[item.expert] + p.shape.scale_2_offset);
-  __syncthreads();  // every segment's sum is there
+  sums.meet();
 
-  for (int i = static_cast<int>(threadIdx.x); i < p.plan.row_warps * kBlocks * kBlockElements;
-       i += static_cast<int>(blockDim.x)) {
-    const int block = i / kBlockElements;
-    const int index = i % kBlockElements;
-    const BlockElement e = block_element(index);
-    const std::int64_t row = std::int64_t{16} * (first + block) + e.output;
-    if (e.token < item.count && row < p.shape.out) {
-      const float total =
-          sum_segments(reinterpret_cast<const float*>(partial), block, index, p.shape, p.plan);
-      p.y.row(p.work.pair(item.first + e.token))[row] = total * factor;
+  sums.each(item.count, [&](int token, int output) {
+    if (first * 16 + output < p.shape.out) {
+      p.y.row(p.work.pair(item.first + token))[std::int64_t{16} * first + output] =
+          sums.total(0, output, token, 0, p.shape.segments) * factor;
     }
-  }
+  });
 }
 
 template <WeightFormat F, int kVariant>

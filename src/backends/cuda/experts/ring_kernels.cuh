@@ -26,11 +26,13 @@ struct UnitWalk {
   ExpertItem what;
 
   __device__ __forceinline__ UnitWalk(const ExpertWork& work, int units) {
-    const std::int64_t total = std::int64_t{work.count()} * units;
-    const std::int64_t begin = total * blockIdx.x / gridDim.x;
-    item = static_cast<int>(begin / units);
-    unit = static_cast<int>(begin % units);
-    left = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x - begin);
+    const unsigned total = static_cast<unsigned>(work.count()) * static_cast<unsigned>(units);
+    const unsigned share = total / gridDim.x;
+    const unsigned more = total - share * gridDim.x;  // CTAs with one unit more
+    const unsigned begin = share * blockIdx.x + min(blockIdx.x, more);
+    item = static_cast<int>(begin / static_cast<unsigned>(units));
+    unit = static_cast<int>(begin) - item * units;
+    left = static_cast<int>(share + (blockIdx.x < more ? 1 : 0));
     open(work, units);
   }
   __device__ __forceinline__ void next(const ExpertWork& work, int units) {

@@ -12,10 +12,10 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Warps that share `segments` with the least idle time in the last round; at least 4 if there is
-/// work for them, more where it costs nothing.
-int choose_k_warps(int segments) {
-  int best = std::clamp(segments, 1, kMaxStreamWarps);
+/// Up to `most` warps that share `segments` with the least idle time in the last round; at least 4
+/// if there is work for them, more where it costs nothing.
+int choose_k_warps(int segments, int most) {
+  int best = std::clamp(segments, 1, most);
   int best_turns = static_cast<int>(ceil_div(segments, best)) * best;
   for (int warps = best - 1; warps >= 4; --warps) {
     const int turns = static_cast<int>(ceil_div(segments, warps)) * warps;
@@ -86,24 +86,26 @@ LinearConfig choose_tile(const LinearDesc& desc, const DeviceInfo& info) {
 }  // namespace
 
 std::optional<StreamPlan> plan_stream(const StreamDesc& desc, const DeviceInfo& info) {
-  const auto groups = [&](int row_warps) {
-    return ceil_div(desc.shape.row_blocks, std::int64_t{desc.blocks} * row_warps) * desc.outer;
-  };
   StreamPlan plan;
-  const auto fits = [&] { return plan.smem_bytes(desc.blocks) <= info.smem_per_block; };
-  const auto set_cluster = [&](int cluster) {
-    plan.cluster = cluster;
-    plan.slots = std::max(1, static_cast<int>(ceil_div(desc.shape.segments, cluster)));
+  plan.segments = std::max(1, desc.shape.segments);
+  plan.tokens = static_cast<int>(ceil_div(desc.tokens, 2)) * 2;
+  plan.row_warps = desc.gated ? 2 : 1;
+  const auto ctas = [&](int row_warps) {
+    return ceil_div(desc.shape.row_blocks, std::int64_t{desc.blocks} * row_warps) * desc.outer *
+           plan.cluster;
   };
-  set_cluster(1);
-  while (plan.cluster < desc.max_cluster && desc.shape.segments >= 2 * plan.cluster &&
-         (groups(1) * plan.cluster * 2 < std::int64_t{3} * info.num_sms || !fits())) {
-    set_cluster(plan.cluster * 2);
+  const auto fits = [&] { return plan.smem_bytes(desc.blocks) <= info.smem_per_block; };
+  // Warps of a CTA meet sooner than CTAs do: the inputs are only split if they are many.
+  while (plan.cluster < desc.max_cluster && plan.segments >= 2 * plan.cluster &&
+         (!fits() ||
+          (plan.segments > kMaxStreamWarps && ctas(1) * 2 < std::int64_t{3} * info.num_sms))) {
+    plan.cluster *= 2;
   }
-  plan.k_warps = choose_k_warps(plan.slots);
+  const int warps = kMaxStreamWarps / plan.row_warps;
+  plan.k_warps = choose_k_warps(static_cast<int>(ceil_div(plan.segments, plan.cluster)), warps);
   // Short sums: several row blocks a CTA, while there are CTAs enough.
   while (plan.row_warps * 2 * plan.k_warps <= kMaxStreamWarps &&
-         groups(plan.row_warps * 2) * plan.cluster >= std::int64_t{4} * info.num_sms) {
+         ctas(plan.row_warps * 2) >= std::int64_t{4} * info.num_sms) {
     plan.row_warps *= 2;
   }
   return fits() ? std::optional(plan) : std::nullopt;
@@ -111,45 +113,62 @@ std::optional<StreamPlan> plan_stream(const StreamDesc& desc, const DeviceInfo& 
 
 namespace {
 
-/// All `layers` in one launch, each `heads` times.
-std::optional<LinearConfig> choose_stream(WeightFormat format, std::span<const TensorShape> layers,
-                                          std::int64_t heads, const DeviceInfo& info) {
-  const std::int64_t blocks = stream_blocks(format);
-  // To the plan they are one layer with all outputs and the longest sums.
-  StreamDesc stream{
-      .shape = {}, .blocks = stream_blocks(format), .outer = heads, .max_cluster = kMaxCluster};
-  for (const TensorShape& layer : layers) {
-    stream.shape.row_blocks += static_cast<int>(ceil_div(layer.row_blocks, blocks) * blocks);
-    stream.shape.segments = std::max(stream.shape.segments, layer.segments);
-  }
-  const auto plan = plan_stream(stream, info);
-  if (!plan) {
-    return std::nullopt;
-  }
+LinearConfig stream_config(const StreamPlan& plan, int blocks) {
   LinearConfig config;
   config.stream = true;
-  config.plan = *plan;
-  for (const TensorShape& layer : layers) {
-    config.grid_x += plan->groups(layer.row_blocks, stream.blocks) * plan->cluster;
-  }
-  config.grid_y = heads;
-  config.smem_bytes = plan->smem_bytes(stream.blocks);
-  config.threads = plan->threads();
+  config.plan = plan;
+  config.smem_bytes = plan.smem_bytes(blocks);
+  config.threads = plan.threads();
   return config;
 }
 
 }  // namespace
 
-std::optional<LinearConfig> choose_linear_group(WeightFormat format,
-                                                std::span<const TensorShape> layers,
+std::optional<LinearConfig> choose_linear_group(const LinearGroupDesc& desc,
                                                 const DeviceInfo& info) {
-  return choose_stream(format, layers, 1, info);
+  const int blocks = stream_blocks(desc.format);
+  // To the plan they are one layer with all outputs and the longest sums.
+  StreamDesc stream{.shape = {},
+                    .blocks = blocks,
+                    .tokens = desc.tokens,
+                    .max_cluster = kMaxCluster,
+                    .gated = desc.gated};
+  for (const TensorShape& layer : desc.layers) {
+    stream.shape.row_blocks += static_cast<int>(ceil_div(layer.row_blocks, blocks) * blocks);
+    stream.shape.segments = std::max(stream.shape.segments, layer.segments);
+  }
+  const auto plan = plan_stream(stream, info);
+  return plan ? std::optional(stream_config(*plan, blocks)) : std::nullopt;
 }
+
+namespace {
+
+std::optional<LinearConfig> choose_stream(const LinearDesc& desc, const DeviceInfo& info) {
+  TensorShape shape = tensor_shape(desc.format, desc.out, desc.in);
+  const int blocks = stream_blocks(desc.format);
+  if (desc.second_in > 0) {
+    shape.segments += tensor_shape(desc.format, desc.out, desc.second_in).segments;
+  }
+  const auto plan = plan_stream({.shape = shape,
+                                 .blocks = blocks,
+                                 .outer = desc.heads,
+                                 .tokens = desc.tokens,
+                                 .max_cluster = kMaxCluster},
+                                info);
+  if (!plan) {
+    return std::nullopt;
+  }
+  LinearConfig config = stream_config(*plan, blocks);
+  config.grid_x = plan->groups(shape.row_blocks, blocks) * plan->cluster;
+  config.grid_y = desc.heads;
+  return config;
+}
+
+}  // namespace
 
 std::optional<LinearConfig> choose_linear(const LinearDesc& desc, const DeviceInfo& info) {
   if (desc.tokens <= kMaxStreamRows) {
-    const TensorShape shape = tensor_shape(desc.format, desc.out, desc.in);
-    if (auto config = choose_stream(desc.format, {&shape, 1}, desc.heads, info)) {
+    if (auto config = choose_stream(desc, info)) {
       return config;
     }
   }

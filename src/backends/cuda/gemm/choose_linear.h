@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
+#include <vector>
 
 #include "backends/cuda/gemm/plan.h"
 #include "backends/cuda/runtime/device_info.h"
@@ -21,7 +21,9 @@ struct StreamDesc {
   TensorShape shape;
   int blocks = 1;
   std::int64_t outer = 1;
+  std::int64_t tokens = 8;
   int max_cluster = 1;
+  bool gated = false;  // row blocks come in pairs, half the warps take the second ones
 };
 [[nodiscard]] std::optional<StreamPlan> plan_stream(const StreamDesc& desc, const DeviceInfo& info);
 
@@ -31,6 +33,7 @@ struct LinearDesc {
   std::int64_t in = 0;
   std::int64_t tokens = 0;
   std::int64_t heads = 1;
+  std::int64_t second_in = 0;  // inputs of a second product added to the first; decode path only
 };
 
 struct LinearConfig {
@@ -49,10 +52,17 @@ struct LinearConfig {
 [[nodiscard]] std::optional<LinearConfig> choose_linear(const LinearDesc& desc,
                                                         const DeviceInfo& info);
 
-/// For several layers of at most kMaxStreamRows rows each, all streamed in one launch: one plan,
-/// and grid_x is the sum of their grids. nullopt: the segments' sums of one of them do not fit.
-[[nodiscard]] std::optional<LinearConfig> choose_linear_group(WeightFormat format,
-                                                              std::span<const TensorShape> layers,
+/// Layers of one launch of the decode path, of at most kMaxStreamRows rows each.
+struct LinearGroupDesc {
+  WeightFormat format = WeightFormat::kBF16;
+  std::int64_t tokens = 0;  // the most of a layer
+  std::vector<TensorShape> layers;
+  bool gated = false;  // some layers are pairs of this shape
+};
+
+/// One plan for all; grid_x is for the caller, who knows which are pairs. nullopt: the segments'
+/// sums of one of them do not fit.
+[[nodiscard]] std::optional<LinearConfig> choose_linear_group(const LinearGroupDesc& desc,
                                                               const DeviceInfo& info);
 
 }  // namespace tandem::cuda

@@ -1,4 +1,7 @@
 // gemm_ops.cpp — the linear family of the CUDA backend: which kernels take a weight.
+#include <algorithm>
+#include <vector>
+
 #include "backends/cuda/families.h"
 #include "backends/cuda/gemm/exact.h"
 #include "backends/cuda/gemm/pack.h"
@@ -20,15 +23,28 @@ void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, 
   }
 }
 
-void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
-  const bool exact = device_of(ctx).options().exact_linear;
+void exact_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
   for (const LinearCall& call : calls) {
-    if (exact || call.w->format == WeightFormat::kF32) {
-      exact_linear(ctx, call.y, call.x, *call.w, false);
-    }
+    exact_linear(ctx, call.y, call.x, *call.w, false);
   }
-  if (!exact) {
-    tensor_linear_group(ctx, calls);
+}
+
+void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  std::vector<LinearCall> exact;
+  std::vector<LinearCall> tensor;
+  for (const LinearCall& call : calls) {
+    (on_tensor_cores(ctx, *call.w) ? tensor : exact).push_back(call);
+  }
+  ops::linear_group_in_steps(ctx, exact, exact_group);
+  tensor_linear_group(ctx, tensor);
+}
+
+void linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms) {
+  const auto on_tensor = [&](const LinearTerm& term) { return on_tensor_cores(ctx, *term.w); };
+  if (std::ranges::all_of(terms, on_tensor)) {
+    tensor_linear_sum(ctx, y, base, terms);
+  } else {
+    ops::linear_sum_in_steps(ctx, y, base, terms);
   }
 }
 
@@ -47,6 +63,7 @@ GemmOps gemm_ops() {
   return {.pack = pack,
           .linear = linear,
           .linear_group = linear_group,
+          .linear_sum = linear_sum,
           .linear_heads = linear_heads,
           .weight_grad = exact_weight_grad};
 }

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/gemm/group_launch.cuh"
 #include "backends/cuda/gemm/stream_layer.cuh"
+#include "backends/cuda/situ.cuh"
 
 namespace tandem::cuda {
 
@@ -16,19 +17,20 @@ template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear_group(const __grid_constant__ LinearGroupArgs p) {
   const StreamPlan& plan = p.plan;
-  const int group = static_cast<int>(blockIdx.x) / plan.cluster;
+  const int group = static_cast<int>(blockIdx.x) >> (31 - __clz(plan.cluster));
   int at = 0;  // the same in all CTAs of a cluster
   while (at + 1 < p.count && group >= p.layers[at + 1].first_group) {
     ++at;
   }
   const GroupLayer& layer = p.layers[at];
-  const int first = (group - layer.first_group) * plan.row_warps * stream_blocks(F);
-  const std::int64_t token = min(std::int64_t{threadIdx.x % 32 / 4}, layer.tokens - 1);
-  stream_layer<F, kWhole>({layer.weight, first, layer.tokens}, layer.shape, plan,
-                          layer.x.row(token),
-                          [&](std::int64_t to, std::int64_t output, float value) {
+  const int blocks = plan.row_warps * stream_blocks(F) / (layer.up != nullptr ? 2 : 1);
+  const int token = min(static_cast<int>(threadIdx.x) % 32 / 4, layer.tokens - 1);
+  stream_layer<F, kWhole>({layer.weight, layer.x.row(token), layer.shape},
+                          {(group - layer.first_group) * blocks, layer.tokens, layer.up}, plan,
+                          [&](int to, int output, float value, float up) {
                             if (output < layer.shape.out) {
-                              layer.y.row(to)[output] = value;
+                              layer.y.row(to)[output] =
+                                  layer.up != nullptr ? situ_value(value, up, layer.act) : value;
                             }
                           });
 }

@@ -6,7 +6,7 @@
 
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/choose_linear.h"
-#include "ops/exec_ctx.h"
+#include "ops/gemm.h"
 
 namespace tandem::cuda {
 
@@ -14,11 +14,13 @@ inline constexpr int kMaxGroupLayers = 16;  // of one launch
 
 struct GroupLayer {
   const std::uint8_t* weight;  // PackedWeight::data
+  const std::uint8_t* up;      // not null: of a gated layer
   TensorShape shape;
-  Mat<float> y;         // [T, out]
-  Mat<const float> x;   // [T, in]
-  std::int64_t tokens;  // T
-  int first_group;      // its first group of row blocks among all layers'
+  SituParams act;
+  Mat<float> y;        // [T, out]
+  Mat<const float> x;  // [T, in]
+  int tokens;          // T
+  int first_group;     // its first group of row blocks among all layers'
 };
 
 struct LinearGroupArgs {

@@ -27,15 +27,34 @@ __device__ __forceinline__ void store_output(const TensorLinearArgs& p, std::int
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
     stream_linear(const __grid_constant__ TensorLinearArgs p) {
-  const StreamPlan& plan = p.plan;
   const int head = static_cast<int>(blockIdx.y);
-  const int group = static_cast<int>(blockIdx.x) / plan.cluster;
-  const std::int64_t token = min(std::int64_t{threadIdx.x % 32 / 4}, p.tokens - 1);
-  stream_layer<F, kWhole>({p.weights[head], group * plan.row_warps * stream_blocks(F), p.tokens},
-                          p.shape, plan, p.x.row(token, head),
-                          [&](std::int64_t to, std::int64_t output, float value) {
-                            store_output(p, to, head, output, value);
-                          });
+  const int group = static_cast<int>(blockIdx.x) >> (31 - __clz(p.plan.cluster));
+  const int tokens = static_cast<int>(p.tokens);
+  const int token = min(static_cast<int>(threadIdx.x) % 32 / 4, tokens - 1);
+  stream_layer<F, kWhole>(
+      {p.weights[head], p.x.row(token, head), p.shape},
+      {group * p.plan.row_warps * stream_blocks(F), tokens}, p.plan,
+      [&](int to, int output, float value, float) { store_output(p, to, head, output, value); });
+}
+
+template <WeightFormat F, bool kWhole, int kTerms>
+__global__ void __launch_bounds__(kStreamThreads, kStreamCtas)
+    stream_linear_sum(const __grid_constant__ LinearSumArgs p) {
+  const int group = static_cast<int>(blockIdx.x) >> (31 - __clz(p.plan.cluster));
+  const int token = min(static_cast<int>(threadIdx.x) % 32 / 4, p.tokens - 1);
+  const StreamWork work{group * p.plan.row_warps * stream_blocks(F), p.tokens};
+  const StreamTerm one{p.weights[0], p.x[0].row(token), p.shapes[0]};
+  const auto store = [&](int to, int output, float value, float more) {
+    if (output < p.shapes[0].out) {
+      const float first = p.base.data != nullptr ? p.base.row(to)[output] + value : value;
+      p.y.row(to)[output] = kTerms == 2 ? first + more : first;
+    }
+  };
+  if constexpr (kTerms == 2) {
+    stream_two<F, kWhole>(one, {p.weights[1], p.x[1].row(token), p.shapes[1]}, work, p.plan, store);
+  } else {
+    stream_layer<F, kWhole>(one, work, p.plan, store);
+  }
 }
 
 /// A tile's sums from all CTAs of its cluster: of each thread's quadruples of accumulators a CTA
@@ -134,6 +153,19 @@ void launch_tile_variant(const ExecCtx& ctx, const LinearConfig& config,
                    .smem_bytes = config.smem_bytes,
                    .cluster = config.cluster};
   launch(ctx, "linear", tile_linear<F, kVariant>, how, args);
+}
+
+template <WeightFormat F>
+void launch_linear_sum(const ExecCtx& ctx, const LinearConfig& config, const LinearSumArgs& args,
+                       int terms) {
+  const Launch how{.grid = dim3(static_cast<unsigned>(config.grid_x)),
+                   .block = static_cast<unsigned>(config.threads),
+                   .smem_bytes = config.smem_bytes,
+                   .cluster = config.plan.cluster};
+  const auto kernel =
+      terms == 2 ? (args.whole ? stream_linear_sum<F, true, 2> : stream_linear_sum<F, false, 2>)
+                 : (args.whole ? stream_linear_sum<F, true, 1> : stream_linear_sum<F, false, 1>);
+  launch(ctx, "linear_sum", kernel, how, args);
 }
 
 template <WeightFormat F>

@@ -41,24 +41,33 @@ struct TensorShape {
 inline constexpr int kStreamThreads = 256;
 inline constexpr int kStreamCtas = 2;
 
+inline constexpr int kStreamTokens = 8;  // of a launch of the decode path, at most
+/// Tokens' sums in shared memory are so many floats longer than outputs (stream.cuh).
+inline constexpr int kStreamSumPadding = 4;
+
 /// The decode path (stream.cuh): warps of a CTA are row_warps x k_warps.
 struct StreamPlan {
-  int row_warps = 1;
+  int row_warps = 1;  // a power of two
   int k_warps = 1;
-  int cluster = 1;  // CTAs that share an output, each with its part of the inputs
-  int slots = 1;    // the most segments one of them has
+  int cluster = 1;   // CTAs that share an output, each with its part of the inputs; a power of two
+  int segments = 1;  // of the longest sum
+  int tokens = kStreamTokens;  // whose sums are kept, even
 
   [[nodiscard]] constexpr int threads() const { return 32 * row_warps * k_warps; }
-  [[nodiscard]] constexpr int begin(int segments, int rank) const {
-    return split(segments, rank, cluster);
+  [[nodiscard]] constexpr int begin(int of_segments, int rank) const {
+    return split(of_segments, rank, cluster);
   }
   /// CTAs, or clusters of them, for so many blocks of 16 outputs, `blocks` of them a warp.
   [[nodiscard]] constexpr std::int64_t groups(int all_blocks, int blocks) const {
     return tiles_of(all_blocks, std::int64_t{row_warps} * blocks);
   }
-  /// Shared memory for `blocks` blocks of 16 outputs a warp.
+  /// Outputs that a CTA adds, of `blocks` blocks of 16 a warp.
+  [[nodiscard]] constexpr int outputs(int blocks) const {
+    return 16 * row_warps * blocks / cluster;
+  }
+  /// Shared memory for them.
   [[nodiscard]] constexpr std::int64_t smem_bytes(int blocks) const {
-    return std::int64_t{512} * row_warps * blocks * slots;
+    return std::int64_t{4} * segments * tokens * (outputs(blocks) + kStreamSumPadding);
   }
 };
 

@@ -3,12 +3,10 @@
 // Schedule  A warp owns kBlocks blocks of 16 outputs and every k_warps-th segment of the inputs
 //           (layout.h). It loads kLoad tiles of each block at once and then multiplies; nothing but
 //           other warps hides its latency, so a CTA has no barrier before the last sum.
-// Sum       Segments' sums go to shared memory and are added there in rising order, across a
-// cluster
-//           where the inputs are split over CTAs.
+// Sum       Segments' sums go to shared memory of the CTA that adds them, in rising order; where
+//           the inputs are split over the CTAs of a cluster, each of these adds some outputs.
 // Numerics  activations rounded to bf16; fp32 sums; the order of layout.h, so that neither the
-// number
-//           of rows nor warps nor CTAs change a bit.
+//           number of rows nor warps nor CTAs change a bit.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -20,8 +18,8 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kStreamTokens = 8;
-inline constexpr int kBlockElements = 128;  // a block's sums: 16 outputs x 8 tokens
+template <WeightFormat F>
+inline constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
 
 /// One token's inputs in fp32, as a lane wants them: `at` is its row + 2t. kWhole: the inputs fill
 /// tiles and rows are aligned to 8 bytes, so that nothing needs a test; lanes beyond the last token
@@ -65,103 +63,94 @@ struct Bf16Inputs {
   }
 };
 
-/// acc += the product with `kTiles` tiles from `tile` on: loads first, then a chain of mma.
-template <WeightFormat F, int kBlocks, int kTiles, typename Inputs>
-__device__ __forceinline__ void stream_tiles(float (&acc)[kBlocks][4],
-                                             const TileRow (&rows)[kBlocks], const Inputs& inputs,
-                                             int tile, int lane) {
-  static_assert(kTiles <= 4);  // a lane of each four decodes one tile's scales
-  RawTile<F> raw[kTiles][kBlocks];
+/// A lane's part of up to kLoad tiles of each block, in registers.
+template <WeightFormat F, int kBlocks, int kLoad>
+struct StreamPiece {
+  static_assert(kLoad <= 4);  // a lane of each four decodes one tile's scales
+  RawTile<F> raw[kLoad][kBlocks];
   RawScales<F> codes[kBlocks];
-#pragma unroll
-  for (int m = 0; m < kBlocks; ++m) {
-    const TileRow first = rows[m].template at_tile<F>(tile);
-    load_scales(codes[m], first, kTiles, lane);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      load_tile(raw[i][m], first, i, lane);
-    }
-  }
-  __syncwarp();  // ptxas moves no load over it: all of them are under way before the first is
-                 // needed
-  TileScales scales[kBlocks];
-#pragma unroll
-  for (int m = 0; m < kBlocks; ++m) {
-    scales[m] = decode_scales(codes[m]);
-  }
-  const int first_input = tile * static_cast<int>(kTileInputs);
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    std::uint32_t b[kStepsPerTile][2];
-#pragma unroll
-    for (int step = 0; step < kStepsPerTile; ++step) {
-      inputs.load(b[step], first_input + (i * kStepsPerTile + step) * 16);
-    }
-    multiply_tile<F>(acc, raw[i], scales, i, b);
-  }
-}
 
-/// acc += the product with a segment, kLoad tiles at a time; the last segment may be shorter.
-template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
-__device__ __forceinline__ void stream_segment(float (&acc)[kBlocks][4],
-                                               const TileRow (&rows)[kBlocks], const Inputs& inputs,
-                                               int tile, int k_tiles, int lane) {
-  constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
-  static_assert(kSegmentTiles % kLoad == 0);
-  if (tile + kSegmentTiles <= k_tiles) {
+  /// Tiles from `tile` on, of which `count` exist, at least one.
+  __device__ __forceinline__ void load(const TileRow (&rows)[kBlocks], int tile, int count,
+                                       int lane) {
 #pragma unroll
-    for (int i = 0; i < kSegmentTiles; i += kLoad) {
-      stream_tiles<F, kBlocks, kLoad>(acc, rows, inputs, tile + i, lane);
+    for (int m = 0; m < kBlocks; ++m) {
+      const TileRow first = rows[m].template at_tile<F>(tile);
+      load_scales(codes[m], first, min(count, kLoad), lane);
+#pragma unroll
+      for (int i = 0; i < kLoad; ++i) {
+        if (i < count) {
+          load_tile(raw[i][m], first, i, lane);
+        }
+      }
     }
-    return;
+    __syncwarp();  // ptxas moves no load over it: all are under way before the first is needed
   }
-  for (; tile + 2 <= k_tiles; tile += 2) {
-    stream_tiles<F, kBlocks, 2>(acc, rows, inputs, tile, lane);
-  }
-  if (tile < k_tiles) {
-    stream_tiles<F, kBlocks, 1>(acc, rows, inputs, tile, lane);
-  }
-}
 
-/// Asks for the first weights of each block of the CTA, from one thread a row of warps. Only a
-/// hint, so it may come before begin_kernel(): memory then works while the kernel before ends.
-template <WeightFormat F, int kBlocks>
-__device__ __forceinline__ void prefetch_segments(const TileRow (&rows)[kBlocks],
-                                                  const TensorShape& shape,
-                                                  const StreamPlan& plan) {
+  /// acc += the product with them: one chain of mma.
+  template <typename Inputs>
+  __device__ __forceinline__ void multiply(float (&acc)[kBlocks][4], const Inputs& inputs, int tile,
+                                           int count) const {
+    TileScales scales[kBlocks];
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      scales[m] = decode_scales(codes[m]);
+    }
+    const auto with_tile = [&](int i) {
+      std::uint32_t b[kStepsPerTile][2];
+#pragma unroll
+      for (int step = 0; step < kStepsPerTile; ++step) {
+        inputs.load(b[step], (tile + i) * static_cast<int>(kTileInputs) + step * 16);
+      }
+      multiply_tile<F>(acc, raw[i], scales, i, b);
+    };
+    if (count >= kLoad) {
+#pragma unroll
+      for (int i = 0; i < kLoad; ++i) {
+        with_tile(i);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoad - 1; ++i) {
+      if (i < count) {
+        with_tile(i);
+      }
+    }
+  }
+};
+
+/// Asks for `tiles` tiles of a row block from `tile` on. Only a hint, so it may come before
+/// begin_kernel(): memory then works while the kernel before ends.
+template <WeightFormat F>
+__device__ __forceinline__ void prefetch_tiles(const TileRow& row, int tile, int tiles) {
   constexpr int kMostTiles = 16 * 1024 / static_cast<int>(tile_bytes(F));
-  constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
-  const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-  const int begin = plan.begin(shape.segments, rank) * kSegmentTiles;
-  const int end = min(plan.begin(shape.segments, rank + 1) * kSegmentTiles, shape.k_tiles);
-  const int tiles = min(end - begin, kMostTiles);
-  if (static_cast<int>(threadIdx.x) % (32 * plan.k_warps) != 0 || tiles <= 0) {
-    return;
-  }
-#pragma unroll
-  for (int m = 0; m < kBlocks; ++m) {
-    const TileRow first = rows[m].template at_tile<F>(begin);
-    ptx::prefetch_to_l2(first.elements, static_cast<unsigned>(tiles * tile_bytes(F)));
-    if constexpr (tile_scale_bytes(F) > 0) {
-      ptx::prefetch_to_l2(first.scales, static_cast<unsigned>(tiles * tile_scale_bytes(F)));
-    }
+  tiles = min(tiles, kMostTiles);
+  const TileRow first = row.template at_tile<F>(tile);
+  ptx::prefetch_to_l2(first.elements, static_cast<unsigned>(tiles * tile_bytes(F)));
+  if constexpr (tile_scale_bytes(F) > 0) {
+    ptx::prefetch_to_l2(first.scales, static_cast<unsigned>(tiles * tile_scale_bytes(F)));
   }
 }
 
-/// The calling warp's segments of its CTA's: sums to partial[m * slots + number of the segment in
-/// the CTA], the accumulators of all lanes in order.
-template <WeightFormat F, int kBlocks, int kLoad, typename Inputs>
-__device__ __forceinline__ void stream_segments(float4* partial, const TileRow (&rows)[kBlocks],
-                                                const Inputs& inputs, const TensorShape& shape,
-                                                const StreamPlan& plan) {
-  constexpr int kSegmentTiles = static_cast<int>(segment_inputs(F) / kTileInputs);
+/// A warp's segments of the inputs: first, first + step, ... below end.
+struct WarpSegments {
+  int first;
+  int end;
+  int step;
+};
+
+/// keep(segment, sums of the lane) of each. `loaded`: whether `piece` already holds the first
+/// one's first tiles; afterwards it does not.
+template <WeightFormat F, int kBlocks, int kLoad, typename Inputs, typename Keep>
+__device__ __forceinline__ void stream_segments(StreamPiece<F, kBlocks, kLoad>& piece,
+                                                const TileRow (&rows)[kBlocks],
+                                                const Inputs& inputs, int k_tiles,
+                                                const WarpSegments& mine, bool& loaded,
+                                                const Keep& keep) {
+  static_assert(kSegmentTiles<F> % kLoad == 0);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-  const int begin = plan.begin(shape.segments, rank);
-  const int end = plan.begin(shape.segments, rank + 1);
-  for (int segment = begin + static_cast<int>(threadIdx.x / 32) % plan.k_warps; segment < end;
-       segment += plan.k_warps) {
-    float acc[kBlocks][4] = {};
+  for (int segment = mine.first; segment < mine.end; segment += mine.step) {
     float scale[kBlocks];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
@@ -169,51 +158,107 @@ __device__ __forceinline__ void stream_segments(float4* partial, const TileRow (
                      ? reinterpret_cast<const float*>(rows[m].scales)[segment]
                      : 1.0F;
     }
-    stream_segment<F, kBlocks, kLoad>(acc, rows, inputs, segment * kSegmentTiles, shape.k_tiles,
-                                      lane);
+    float acc[kBlocks][4] = {};
+#pragma unroll
+    for (int i = 0; i < kSegmentTiles<F>; i += kLoad) {
+      const int tile = segment * kSegmentTiles<F> + i;
+      if (i > 0 && tile >= k_tiles) {
+        break;
+      }
+      if (!loaded) {
+        piece.load(rows, tile, k_tiles - tile, lane);
+      }
+      loaded = false;
+      piece.multiply(acc, inputs, tile, k_tiles - tile);
+    }
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      partial[(m * plan.slots + segment - begin) * 32 + lane] = make_float4(
-          acc[m][0] * scale[m], acc[m][1] * scale[m], acc[m][2] * scale[m], acc[m][3] * scale[m]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        acc[m][i] *= scale[m];
+      }
     }
+    keep(segment, acc);
   }
 }
 
-/// Where an element of a block's sums belongs.
-struct BlockElement {
-  int output;  // of the block's 16
-  int token;   // of 8
-};
-__device__ __forceinline__ BlockElement block_element(int index) {
-  const int lane = index / 4;
-  return {lane / 4 + (index & 2) * 4, lane % 4 * 2 + (index & 1)};
-}
+/// Segments' sums in the shared memory of the CTA that adds them: [segment][token][part][output].
+/// Of each part of the work (one, or a layer and its gate) a CTA of the cluster adds `outputs`.
+class SegmentSums {
+ public:
+  int outputs;  // a power of two
 
-/// One element's sum over all segments, in rising order; `base` is a CTA's first partial. All CTAs
-/// of the cluster have passed a barrier since writing.
-__device__ __forceinline__ float sum_segments(const float* base, int block, int index,
-                                              const TensorShape& shape, const StreamPlan& plan) {
-  const auto cluster = cooperative_groups::this_cluster();
-  float total = 0.0F;
-  for (int rank = 0; rank < plan.cluster; ++rank) {
-    const float* from = plan.cluster == 1 ? base : cluster.map_shared_rank(base, rank);
-    from += block * plan.slots * kBlockElements + index;
-    const int count = plan.begin(shape.segments, rank + 1) - plan.begin(shape.segments, rank);
+  __device__ __forceinline__ SegmentSums(float* smem, const StreamPlan& plan, int blocks, int parts)
+      : outputs(plan.outputs(blocks) / parts),
+        base_(smem),
+        step_(plan.outputs(blocks) + kStreamSumPadding),
+        tokens_(plan.tokens),
+        cluster_(plan.cluster) {
+    log2_outputs_ = 31 - __clz(outputs);
+    if (cluster_ > 1) {
+      cooperative_groups::this_cluster().barrier_arrive();
+    }
+  }
+
+  /// The other CTAs have begun, so that their shared memory can be written. Once, before put().
+  __device__ __forceinline__ void wait_for_peers() const {
+    if (cluster_ > 1) {
+      cooperative_groups::this_cluster().barrier_wait();
+    }
+  }
+  /// The accumulators of a lane for 16 outputs, `output` the first of them among the cluster's.
+  __device__ __forceinline__ void put(int segment, int part, int output, const float (&acc)[4],
+                                      int lane) const {
+    const int token = lane % 4 * 2;
+    if (token >= tokens_) {
+      return;
+    }
+    float* at = base_ + (segment * tokens_ + token) * step_ + part * outputs;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = output + lane / 4 + half * 8;
+      float* to = at + (row & (outputs - 1));
+      if (cluster_ > 1) {
+        to = cooperative_groups::this_cluster().map_shared_rank(to, row >> log2_outputs_);
+      }
+      to[0] = acc[half * 2];
+      to[step_] = acc[half * 2 + 1];
+    }
+  }
+  /// Every segment's sum is there.
+  __device__ __forceinline__ void meet() const {
+    if (cluster_ > 1) {
+      cooperative_groups::this_cluster().sync();
+    } else {
+      __syncthreads();
+    }
+  }
+  /// The sum over segments [begin, end) of one of the CTA's outputs, in rising order.
+  __device__ __forceinline__ float total(int part, int output, int token, int begin,
+                                         int end) const {
+    const float* from = base_ + token * step_ + part * outputs + output;
+    float sum = 0.0F;
 #pragma unroll 4
-    for (int slot = 0; slot < count; ++slot) {
-      total += from[slot * kBlockElements];
+    for (int segment = begin; segment < end; ++segment) {
+      sum += from[segment * tokens_ * step_];
+    }
+    return sum;
+  }
+  /// fn(token, output) of the calling thread's share of the CTA's outputs.
+  template <typename Fn>
+  __device__ __forceinline__ void each(int tokens, const Fn& fn) const {
+    for (int i = static_cast<int>(threadIdx.x); i < outputs * tokens;
+         i += static_cast<int>(blockDim.x)) {
+      fn(i >> log2_outputs_, i & (outputs - 1));
     }
   }
-  return total;
-}
 
-/// A barrier of the CTAs that share an output.
-__device__ __forceinline__ void cluster_barrier(int cluster) {
-  if (cluster == 1) {
-    __syncthreads();
-  } else {
-    cooperative_groups::this_cluster().sync();
-  }
-}
+ private:
+  float* base_;  // at the same place in every CTA of the cluster
+  int step_;     // of a token; four more than its sums, so that two tokens meet in no bank
+  int tokens_;
+  int log2_outputs_;
+  int cluster_;
+};
 
 }  // namespace tandem::cuda

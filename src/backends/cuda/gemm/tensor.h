@@ -11,7 +11,9 @@ void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeig
                    bool accumulate);
 void tensor_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
                          std::span<const PackedWeight> w, bool accumulate);
-/// Calls whose weight is kF32 are left out.
+void tensor_linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base,
+                       std::span<const LinearTerm> terms);
+/// No weight is kF32.
 void tensor_linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls);
 
 }  // namespace tandem::cuda

@@ -2,6 +2,7 @@
 // gemm/tensor.h   Kernels: gemm/linear_kernels.cuh
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "backends/cuda/gemm/group_launch.cuh"
 #include "backends/cuda/gemm/linear_launch.cuh"
@@ -13,6 +14,10 @@
 
 namespace tandem::cuda {
 namespace {
+
+const std::uint8_t* packed_data(const PackedWeight& w) {
+  return reinterpret_cast<const std::uint8_t*>(w.data.data());
+}
 
 void launch_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
                    const TensorLinearArgs& args, int heads) {
@@ -42,6 +47,23 @@ void launch_group_format(const ExecCtx& ctx, WeightFormat format, const LinearCo
       return launch_linear_group<WeightFormat::kMxFp4>(ctx, config, args);
     case WeightFormat::kNvFp4:
       return launch_linear_group<WeightFormat::kNvFp4>(ctx, config, args);
+    case WeightFormat::kF32:
+      break;
+  }
+  TDM_CHECK(false, "fp32 weights have no tensor-core path");
+}
+
+void launch_sum_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
+                       const LinearSumArgs& args, int terms) {
+  switch (format) {
+    case WeightFormat::kBF16:
+      return launch_linear_sum<WeightFormat::kBF16>(ctx, config, args, terms);
+    case WeightFormat::kFp8Block:
+      return launch_linear_sum<WeightFormat::kFp8Block>(ctx, config, args, terms);
+    case WeightFormat::kMxFp4:
+      return launch_linear_sum<WeightFormat::kMxFp4>(ctx, config, args, terms);
+    case WeightFormat::kNvFp4:
+      return launch_linear_sum<WeightFormat::kNvFp4>(ctx, config, args, terms);
     case WeightFormat::kF32:
       break;
   }
@@ -89,7 +111,7 @@ void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const 
   for (int h = 0; h < heads; ++h) {
     const PackedWeight& head = w[usize(h)];
     TDM_CHECK(head.format == first.format, h);
-    args.weights[h] = reinterpret_cast<const std::uint8_t*>(head.data.data());
+    args.weights[h] = packed_data(head);
   }
   args.shape = tensor_shape(desc.format, desc.out, desc.in);
   args.y = device_cube(y);
@@ -118,21 +140,30 @@ void linear_mat(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight&
   }
 }
 
+void each_alone(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  const ArenaScope scope(*ctx.workspace);
+  Bf16Rows bf16_rows;
+  for (const LinearCall& call : calls) {
+    linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
+  }
+}
+
 /// At most kMaxGroupLayers calls of one format with 1 to kMaxStreamRows rows each, in one launch if
 /// a plan for all of them exists.
-void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls, Bf16Rows& bf16_rows) {
-  std::array<TensorShape, kMaxGroupLayers> shapes;
-  std::ranges::transform(calls, shapes.begin(), [](const LinearCall& call) {
-    return tensor_shape(call.w->format, call.w->out, call.w->in);
-  });
-  const auto config = calls.size() > 1 ? choose_linear_group(calls.front().w->format,
-                                                             std::span(shapes).first(calls.size()),
-                                                             device_of(ctx).info())
-                                       : std::nullopt;
+void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
+  const WeightFormat format = calls.front().w->format;
+  const int blocks = stream_blocks(format);
+  LinearGroupDesc desc;
+  desc.format = format;
+  for (const LinearCall& call : calls) {
+    desc.tokens = std::max(desc.tokens, call.x.size(0));
+    desc.layers.push_back(tensor_shape(format, call.w->out, call.w->in));
+    desc.gated = desc.gated || call.up != nullptr;
+  }
+  auto config = calls.size() > 1 || desc.gated ? choose_linear_group(desc, device_of(ctx).info())
+                                               : std::nullopt;
   if (!config) {
-    for (const LinearCall& call : calls) {
-      linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
-    }
+    ops::linear_group_in_steps(ctx, calls, each_alone);
     return;
   }
   LinearGroupArgs args{};
@@ -142,16 +173,19 @@ void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls, Bf16Row
   std::int64_t groups = 0;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const LinearCall& call = calls[i];
-    args.layers[i] = {reinterpret_cast<const std::uint8_t*>(call.w->data.data()),
-                      shapes[i],
-                      device_mat(call.y),
-                      device_mat(call.x),
-                      call.x.size(0),
-                      static_cast<int>(groups)};
+    args.layers[i] = {.weight = packed_data(*call.w),
+                      .up = call.up != nullptr ? packed_data(*call.up) : nullptr,
+                      .shape = desc.layers[i],
+                      .act = call.act,
+                      .y = device_mat(call.y),
+                      .x = device_mat(call.x),
+                      .tokens = static_cast<int>(call.x.size(0)),
+                      .first_group = static_cast<int>(groups)};
     args.whole = args.whole && whole_rows(one_head(call.x));
-    groups += config->plan.groups(shapes[i].row_blocks, stream_blocks(call.w->format));
+    groups += config->plan.groups(desc.layers[i].row_blocks * (call.up != nullptr ? 2 : 1), blocks);
   }
-  launch_group_format(ctx, calls.front().w->format, *config, args);
+  config->grid_x = groups * config->plan.cluster;
+  launch_group_format(ctx, format, *config, args);
 }
 
 /// Up to this many rows a small weight is streamed for eight of them at a time: read again from the
@@ -159,21 +193,21 @@ void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls, Bf16Row
 constexpr std::int64_t kMostPieceRows = 16;
 constexpr std::int64_t kSmallWeightBytes = std::int64_t{16} << 20;
 
-bool streams_in_pieces(const LinearCall& call) {
-  const std::int64_t rows = call.x.size(0);
+bool streams_in_pieces(std::int64_t rows, const PackedWeight& w) {
   return rows <= kMaxStreamRows ||
-         (rows <= kMostPieceRows && call.w->data.size_bytes() <= kSmallWeightBytes);
+         (rows <= kMostPieceRows && w.data.size_bytes() <= kSmallWeightBytes);
 }
 
 /// The calls of a format that one launch can take, launched when it is full.
 class StreamedCalls {
  public:
-  explicit StreamedCalls(Bf16Rows& bf16_rows) : bf16_rows_(bf16_rows) {}
-
   void add(const ExecCtx& ctx, const LinearCall& call) {
     for (std::int64_t begin = 0; begin < call.x.size(0); begin += kMaxStreamRows) {
       const std::int64_t count = std::min(kMaxStreamRows, call.x.size(0) - begin);
-      calls_[count_++] = {call.y.rows(begin, count), call.x.rows(begin, count), call.w};
+      LinearCall& piece = calls_[count_++];
+      piece = call;
+      piece.y = call.y.rows(begin, count);
+      piece.x = call.x.rows(begin, count);
       if (count_ == calls_.size()) {
         launch(ctx);
       }
@@ -181,23 +215,49 @@ class StreamedCalls {
   }
   void launch(const ExecCtx& ctx) {
     if (count_ > 0) {
-      stream_group(ctx, std::span(calls_).first(count_), bf16_rows_);
+      stream_group(ctx, std::span(calls_).first(count_));
       count_ = 0;
     }
   }
 
  private:
-  Bf16Rows& bf16_rows_;
   std::array<LinearCall, kMaxGroupLayers> calls_;
   std::size_t count_ = 0;
 };
+
+/// At most kMaxStreamRows rows.
+void stream_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms) {
+  const PackedWeight& first = *terms.front().w;
+  const LinearDesc desc{.format = first.format,
+                        .out = first.out,
+                        .in = first.in,
+                        .tokens = y.size(0),
+                        .second_in = terms.size() > 1 ? terms[1].w->in : 0};
+  const auto config = choose_linear(desc, device_of(ctx).info());
+  if (!config || !config->stream) {
+    return ops::linear_sum_in_steps(ctx, y, base, terms);
+  }
+  LinearSumArgs args{};
+  args.whole = true;
+  for (std::size_t i = 0; i < terms.size(); ++i) {
+    args.weights[i] = packed_data(*terms[i].w);
+    args.shapes[i] = tensor_shape(desc.format, desc.out, terms[i].w->in);
+    args.x[i] = device_mat(terms[i].x);
+    args.whole = args.whole && whole_rows(one_head(terms[i].x));
+  }
+  args.y = device_mat(y);
+  args.base = base.empty() ? Mat<const float>{} : device_mat(base);
+  args.tokens = static_cast<int>(desc.tokens);
+  args.plan = config->plan;
+  launch_sum_format(ctx, desc.format, *config, args, static_cast<int>(terms.size()));
+}
 
 }  // namespace
 
 void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w,
                    bool accumulate) {
-  const LinearCall call{y, x, &w};
-  if (!accumulate && x.size(0) > kMaxStreamRows && streams_in_pieces(call)) {
+  if (!accumulate && x.size(0) > kMaxStreamRows && streams_in_pieces(x.size(0), w)) {
+    const LinearCall call{y, x, &w};
     return tensor_linear_group(ctx, {&call, 1});
   }
   const ArenaScope scope(*ctx.workspace);
@@ -206,22 +266,42 @@ void tensor_linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeig
 }
 
 void tensor_linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
-  const ArenaScope scope(*ctx.workspace);
-  Bf16Rows bf16_rows;
+  std::vector<LinearCall> tiled;
   for (const WeightFormat format :
        {WeightFormat::kBF16, WeightFormat::kFp8Block, WeightFormat::kMxFp4, WeightFormat::kNvFp4}) {
-    StreamedCalls streamed(bf16_rows);
+    StreamedCalls streamed;
     for (const LinearCall& call : calls) {
       if (call.w->format != format || call.y.empty()) {
         continue;
       }
-      if (streams_in_pieces(call)) {
+      if (streams_in_pieces(call.x.size(0), *call.w)) {
         streamed.add(ctx, call);
       } else {
-        linear_mat(ctx, call.y, call.x, *call.w, false, bf16_rows);
+        tiled.push_back(call);
       }
     }
     streamed.launch(ctx);
+  }
+  ops::linear_group_in_steps(ctx, tiled, each_alone);
+}
+
+void tensor_linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base,
+                       std::span<const LinearTerm> terms) {
+  const std::int64_t rows = y.size(0);
+  const auto streams = [&](const LinearTerm& term) {
+    return term.w->format == terms.front().w->format && streams_in_pieces(rows, *term.w);
+  };
+  if (terms.size() > 2 || !std::ranges::all_of(terms, streams)) {
+    return ops::linear_sum_in_steps(ctx, y, base, terms);
+  }
+  for (std::int64_t begin = 0; begin < rows; begin += kMaxStreamRows) {
+    const std::int64_t count = std::min(kMaxStreamRows, rows - begin);
+    std::array<LinearTerm, 2> piece;
+    std::ranges::transform(terms, piece.begin(), [&](const LinearTerm& term) {
+      return LinearTerm{term.x.rows(begin, count), term.w};
+    });
+    stream_sum(ctx, y.rows(begin, count), base.empty() ? base : base.rows(begin, count),
+               std::span(piece).first(terms.size()));
   }
 }
 

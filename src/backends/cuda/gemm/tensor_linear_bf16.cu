@@ -6,6 +6,8 @@ namespace tandem::cuda {
 
 template void launch_linear<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
                                                  const TensorLinearArgs&, int);
+template void launch_linear_sum<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
+                                                     const LinearSumArgs&, int);
 template void launch_linear_group<WeightFormat::kBF16>(const ExecCtx&, const LinearConfig&,
                                                        const LinearGroupArgs&);
 

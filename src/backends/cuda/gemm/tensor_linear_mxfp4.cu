@@ -6,6 +6,8 @@ namespace tandem::cuda {
 
 template void launch_linear<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
                                                   const TensorLinearArgs&, int);
+template void launch_linear_sum<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
+                                                      const LinearSumArgs&, int);
 template void launch_linear_group<WeightFormat::kMxFp4>(const ExecCtx&, const LinearConfig&,
                                                         const LinearGroupArgs&);
 

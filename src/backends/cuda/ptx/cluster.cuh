@@ -1,4 +1,6 @@
-// cluster.cuh — CTAs that run together and reach each other's shared memory.   PTX ISA 7.8, sm_90.
+// cluster.cuh — the barrier of a cluster's CTAs, stores to each other's shared memory and arrivals.
+// PTX ISA 7.8, sm_90. Whole warps call (.aligned forms). Between two arrivals a thread waits; one
+// that only others wait for may end after its arrival.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +9,30 @@
 
 namespace tandem::cuda::ptx {
 
-/// barrier.cluster: all threads of all CTAs of the cluster call it. Shared memory that they wrote
-/// before is visible after it.
-__device__ __forceinline__ void cluster_barrier() {
+/// barrier.cluster.arrive.release: what this thread has written is visible after the waits.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+
+/// barrier.cluster.wait.acquire: until every thread of the cluster has arrived or ended.
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+/// mapa, st.shared::cluster: to where `shared` lies in CTA `rank` of the cluster, which must have
+/// started and must not end before an arrival of this thread has been waited for. Any thread,
+/// alone.
+__device__ __forceinline__ void store_to_rank(float* shared, unsigned rank, float value) {
   asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
+      "{ .reg .u32 place; mapa.shared::cluster.u32 place, %0, %1;"
+      "  st.shared::cluster.f32 [place], %2; }"
       :
-      :
+      : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank), "f"(value)
       : "memory");
 }
 
-/// mbarrier.arrive at the barrier that CTA `rank` has where this CTA has `barrier`.
+/// mapa, mbarrier.arrive.release.cluster: at the barrier that CTA `rank` has where this CTA has
+/// `barrier`, under the same conditions. Any thread, alone.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
