@@ -206,6 +206,10 @@ Expected expected_of(const Case& c, const Seq& seq, std::int64_t visible, std::i
   std::vector<float> keys(usize(visible * kDim));
   std::vector<std::byte> encoded(usize(kDim * element_bytes(c.format)));
   std::vector<double> scores(usize(visible));
+  std::vector<double> query(usize(kDim));
+  for (std::int64_t d = 0; d < kDim; ++d) {
+    query[usize(d)] = double{query_at(seq.id, visible, head, d)};
+  }
   double top = -1e300;
   for (std::int64_t j = 0; j < visible; ++j) {
     const std::span<float> key{&keys[usize(j * kDim)], usize(kDim)};
@@ -216,7 +220,7 @@ Expected expected_of(const Case& c, const Seq& seq, std::int64_t visible, std::i
     encode_latent(encoded.data(), c.format, key);
     decode_latent(key, encoded.data(), c.format);
     for (std::int64_t d = 0; d < kDim; ++d) {
-      dot += double{key[usize(d)]} * double{query_at(seq.id, visible, head, d)};
+      dot += double{key[usize(d)]} * query[usize(d)];
     }
     scores[usize(j)] = dot * double{kScale};
     top = std::max(top, scores[usize(j)]);
@@ -237,7 +241,7 @@ Expected expected_of(const Case& c, const Seq& seq, std::int64_t visible, std::i
   return out;
 }
 
-/// Compares some heads of the first and the last row of every sequence, of three at most.
+/// Compares some heads of the first and the last row of some sequences: fewer if they are long.
 void expect_close(const Case& c, const Result& result) {
   std::int64_t first = 0;
   int compared = 0;
@@ -245,8 +249,9 @@ void expect_close(const Case& c, const Result& result) {
     const std::int64_t step = std::max<std::int64_t>(seq.rows - 1, 1);
     for (std::int64_t i = 0; i < seq.rows; i += step) {
       const std::int64_t visible = seq.keys - (seq.rows - 1 - i);
+      const bool is_long = visible > 1000;
       for (const std::int64_t head : {std::int64_t{0}, c.heads / 2 + 1, c.heads - 1}) {
-        if (visible <= 0 || compared >= 3) {
+        if (visible <= 0 || compared >= (is_long ? 1 : 3) || (is_long && head == 0)) {
           continue;
         }
         const Expected expected = expected_of(c, seq, visible, head);

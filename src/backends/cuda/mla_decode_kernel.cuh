@@ -79,10 +79,11 @@ __device__ __forceinline__ void start_barriers(const DecodeBlock& block) {
     }
     ptx::mbarrier_init_fence();
   }
-  if constexpr (kCluster) {
-    ptx::cluster_barrier();
-  }
   __syncthreads();
+  if constexpr (kCluster) {  // the other CTA's as well
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
 }
 
 template <LatentFormat kRows, bool kPair>
@@ -116,8 +117,10 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     multiply_tiles<DecodeElement<kRows>, kColumns, kCluster>(block);
   }
   if constexpr (kCluster) {
-    ptx::cluster_barrier();  // the other CTA may still copy into this one, or arrive at its
-                             // barriers
+    // The other CTA may still copy into this one, or arrive at its barriers.
+    __syncwarp();
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
   }
 #endif
 }

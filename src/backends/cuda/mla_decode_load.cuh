@@ -1,5 +1,5 @@
-// mla_decode_load.cuh — the loading warpgroup of mla_decode.cu: latent rows into the ring of key
-// tiles, as 9 boxes of 64 keys by 64 channels of 16 bits with swizzled 16-byte chunks.
+// mla_decode_load.cuh — the loading warpgroup of mla_decode_kernel.cuh: latent rows into the ring
+// of key tiles, as 9 boxes of 64 keys by 64 channels of 16 bits with swizzled 16-byte chunks.
 //
 // bf16 rows: a tile whose 64 keys are all seen is copied in boxes by the bulk copy engine, half by
 // each CTA of a pair into both; the last tile of a row, and any tile of a page size that is no

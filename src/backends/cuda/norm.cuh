@@ -10,14 +10,6 @@
 
 namespace tandem::cuda {
 
-__device__ __forceinline__ float add_squares(float sum, const Quad& x) {
-#pragma unroll
-  for (int i = 0; i < kQuad; ++i) {
-    sum = fmaf(x.v[i], x.v[i], sum);
-  }
-  return sum;
-}
-
 __device__ __forceinline__ float rms_scale(float squares, std::int64_t width, float eps) {
   return 1.0F / sqrtf(squares / static_cast<float>(width) + eps);
 }

@@ -1,6 +1,6 @@
-// cluster.cuh — CTAs that run together: their barrier, and each other's shared memory.
-// PTX ISA 7.8, sm_90. Between two arrivals a thread waits; one that only others wait for may end
-// after its arrival.
+// cluster.cuh — the barrier of a cluster's CTAs, stores to each other's shared memory and arrivals.
+// PTX ISA 7.8, sm_90. Whole warps call (.aligned forms). Between two arrivals a thread waits; one
+// that only others wait for may end after its arrival.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace tandem::cuda::ptx {
 
-/// barrier.cluster.arrive.release, by whole warps: what this thread has written is visible after
-/// the waits.
+/// barrier.cluster.arrive.release: what this thread has written is visible after the waits.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -18,16 +17,6 @@ __device__ __forceinline__ void cluster_arrive() {
 /// barrier.cluster.wait.acquire: until every thread of the cluster has arrived or ended.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
-}
-
-/// Both, by threads that need not be whole warps.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;"
-      :
-      :
-      : "memory");
 }
 
 /// mapa, st.shared::cluster: to where `shared` lies in CTA `rank` of the cluster, which must have
@@ -38,11 +27,12 @@ __device__ __forceinline__ void store_to_rank(float* shared, unsigned rank, floa
       "{ .reg .u32 place; mapa.shared::cluster.u32 place, %0, %1;"
       "  st.shared::cluster.f32 [place], %2; }"
       :
-      : "r"(shared_address(shared)), "r"(rank), "f"(value)
+      : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank), "f"(value)
       : "memory");
 }
 
-/// mbarrier.arrive at the barrier that CTA `rank` has where this CTA has `barrier`.
+/// mapa, mbarrier.arrive.release.cluster: at the barrier that CTA `rank` has where this CTA has
+/// `barrier`, under the same conditions. Any thread, alone.
 __device__ __forceinline__ void mbarrier_arrive_at(std::uint64_t* barrier, unsigned rank) {
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
