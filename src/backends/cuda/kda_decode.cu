@@ -232,21 +232,25 @@ __device__ __forceinline__ void deliver(Shared& shared, const Operands& mine, co
     if (delivers) {
       *place = own_column(o);
     }
+    __syncwarp();
     if (at.warp == kNorm) {
       ptx::named_barrier_sync(kOutputsDone, kThreads);
     } else {
       ptx::named_barrier_arrive(kOutputsDone, kThreads);
     }
   } else {
+    __syncwarp();
     ptx::cluster_wait();  // all blocks have started, and all have read their windows
     if (delivers) {
       ptx::store_to_rank(place, 0, own_column(o));
     }
+    __syncwarp();
     ptx::cluster_arrive();
     if (at.rank == 0 && at.warp <= kConvV) {
       store_window(mine, x, at, slot);
     }
     if (at.rank == 0 && at.warp == kNorm) {
+      __syncwarp();
       ptx::cluster_wait();
     }
   }
@@ -296,6 +300,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ De
       mine.inputs[0].v[i] = sigmoid(mine.inputs[0].v[i]);
     }
   }
+  __syncwarp();
   if constexpr (!kAlone) {
     ptx::cluster_arrive();
   }
