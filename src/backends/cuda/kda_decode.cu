@@ -2,23 +2,23 @@
 // Contract: ops/kda.h: kda_decode   Oracle: the ops it stands for, bit for bit
 // Math      q, k, v <- silu(conv(x)); q, k L2-normalised; e^g and beta; one step of the recurrence
 //           (kda_recurrent.cu); o rms(o) w sigmoid(gate)
-// Schedule  A block of eight warps has 32, 64 or 128 value columns of one (sequence, head), a
-// cluster
-//           all 128. Each warp starts the loads of its columns of the state; while they are under
-//           way, warps 0 to 2 do the convolutions of q, k and v (a lane four channels), warp 3 the
-//           gate; in a cluster every block does so for all channels. Outputs meet in the first
-//           block, where warp 4 normalises them while the others store the state.
+// Schedule  A block of eight warps has 32, 64 or 128 value columns of one (sequence, head), and a
+//           cluster all 128. Each warp starts the loads of its columns of the state; while they are
+//           under way, warps 0 to 2 do the convolutions of q, k and v (a lane four channels), warp
+//           3 the gate; in a cluster every block does so for all channels. Outputs meet in the
+//           first block, where warp 4 normalises them while the others store the state.
 // Decay     Of few states at a time the decay's second projection is done here as well, where its
 //           weight is bf16 with 128 inputs: a warp has 16 of the head's channels, copied to shared
 //           memory before the kernel in front has ended.
-// Traffic   S read and written once: 131,072 bytes a sequence and head; the rest is 5,632 (the
-//           convolution's windows 3,072 each way and its inputs). K3: 4.3 TB/s is 3.1 us a
-//           sequence.
+// Traffic   S read and written once: 131,072 bytes a sequence and head; windows and rows are 12,288
+//           more. K3: 3.2 us a sequence at 4.3 TB/s.
 // Numerics  those of the parts: conv1d.cuh, norm.cuh, kda_gate.cuh, kda_step.cuh; the projection is
 //           one segment of gemm/layout.h.
 // Hazards   a block of a cluster may read a window that another writes: the first one writes, after
 //           a barrier that all reach with their windows in registers.
 // Launch    choose_kda.h; K = V = 128, four taps; graph-safe.
+#include <algorithm>
+
 #include "backends/cuda/choose_kda.h"
 #include "backends/cuda/families.h"
 #include "backends/cuda/kda_batch.cuh"
@@ -53,18 +53,15 @@ __device__ __forceinline__ void deliver(Shared& shared, const Operands& mine, co
     }
   } else {
     __syncwarp();
-    ptx::cluster_wait();  // all blocks have started, and all have read their windows
+    ptx::cluster_wait();  // the first block's barrier is set up, and all have read their windows
     if (delivers) {
-      ptx::store_to_rank(place, 0, own_column(o));
+      ptx::store_to_rank(place, &shared.o_done, 0, own_column(o));
     }
-    __syncwarp();
-    ptx::cluster_arrive();
     if (at.rank == 0 && at.warp <= kConvV) {
       store_window(mine, x, at, slot);
     }
     if (at.rank == 0 && at.warp == kNorm) {
-      __syncwarp();
-      ptx::cluster_wait();
+      ptx::mbarrier_wait(&shared.o_done, 0);
     }
   }
   if (at.rank == 0 && at.warp == kNorm) {
@@ -111,6 +108,16 @@ __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ De
   load_weights<kProject>(mine, x, at);
   Projection<kProject, kColumns> projection(x, at);
   const float a_log = x.a_log[at.head];
+  if constexpr (Place<kColumns>::kCluster > 1) {
+    if (x.prefetch_slots > 0) {
+      prefetch_memory(x, at);
+    }
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(&shared.o_done, 1);
+      ptx::mbarrier_init_fence();
+      ptx::mbarrier_expect(&shared.o_done, kHeadDim * sizeof(float));
+    }
+  }
   begin_kernel();
   const int slot = same_in_warp(x.slots[at.seq]);
   if (slot < 0) {
@@ -131,6 +138,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ De
   float* const state = first_row(x.states + item * kHeadDim * kHeadDim + at.column, kHeadDim);
   StateTile<kQuads, kColumns> tile;
   load_state(tile, state, kHeadDim, kHeadDim);
+  __syncwarp();  // ptxas moves no load over it: all of them are under way
   prepare(shared, mine, projection, x, at, slot, a_log);
 
   using Vector = typename Columns<kColumns>::Vector;
@@ -184,6 +192,7 @@ DecodeArgs decode_args(const F32Cube& y, const KdaDecode& in, const KdaStatePool
           .o_norm = in.o_norm.data(),
           .conv = device_cube(conv),
           .slots = seqs.state_slots.data(),
+          .prefetch_slots = 0,
           .states = pool.data,
           .heads = static_cast<int>(y.size(1)),
           .gate = in.gate,
@@ -203,6 +212,9 @@ bool run_decode(const ExecCtx& ctx, F32Cube y, const KdaDecode& in, const KdaSta
   }
   TDM_CHECK(items <= INT32_MAX / 4, items);
   DecodeArgs x = decode_args(y, in, pool, conv, seqs);
+  if (!ctx.host_reads()) {  // memory of the device's own
+    x.prefetch_slots = std::min(pool.num_slots, conv.size(0));
+  }
   const int columns = choose_decode_columns(items, device_of(ctx).info());
   if (columns < 4 && projects(ctx, in)) {
     columns == 1 ? launch_decode<true, 1>(ctx, x, items) : launch_decode<true, 2>(ctx, x, items);

@@ -8,7 +8,7 @@
 #include "backends/cuda/choose_kda.h"
 #include "backends/cuda/conv1d.cuh"
 #include "backends/cuda/device_view.cuh"
-#include "backends/cuda/gemm/stream.cuh"
+#include "backends/cuda/gemm/multiply_tile.cuh"
 #include "backends/cuda/kda_gate.cuh"
 #include "backends/cuda/kda_step.cuh"
 #include "backends/cuda/launch.cuh"
@@ -49,6 +49,7 @@ struct DecodeArgs {
   const float* o_norm;
   Cube<float> conv;
   const std::int32_t* slots;
+  std::int64_t prefetch_slots;  // 0: nothing is to be prefetched
   float* states;
   int heads;
   KdaGateParams gate;
@@ -64,7 +65,8 @@ struct alignas(16) Shared {
   float k[kHeadDim];
   float e[kHeadDim];
   float v[kHeadDim];
-  float o[kHeadDim];  // the first block's counts
+  float o[kHeadDim];     // the first block's counts
+  std::uint64_t o_done;  // in a cluster: of its phase 0
   float beta;
 };
 
@@ -88,10 +90,11 @@ struct Place {
     column = ((rank * kDecodeWarps + warp) * kColumnLanes + column_lane()) * kColumns;
     channel = static_cast<int>(threadIdx.x) % kWarp * kQuad;
   }
-  /// Of an axis of all heads' channels.
-  [[nodiscard]] __device__ std::int64_t wide_channel() const {
-    return static_cast<std::int64_t>(head) * kHeadDim + channel;
+  /// On an axis of all heads' channels.
+  [[nodiscard]] __device__ std::int64_t wide_head() const {
+    return static_cast<std::int64_t>(head) * kHeadDim;
   }
+  [[nodiscard]] __device__ std::int64_t wide_channel() const { return wide_head() + channel; }
 };
 
 __device__ __forceinline__ Quad quad_at(const float* row) {
@@ -99,6 +102,26 @@ __device__ __forceinline__ Quad quad_at(const float* row) {
 }
 __device__ __forceinline__ void put_quad(float* row, const Quad& quad) {
   store_quad<true>(row, 0, kQuad, quad);
+}
+
+/// Asks for the item's state and windows, each block of a cluster its part. Only a hint, so it may
+/// come before begin_kernel(), and the slot read for it needs to be some slot, not the right one.
+template <int kColumns>
+__device__ __forceinline__ void prefetch_memory(const DecodeArgs& x, const Place<kColumns>& at) {
+  constexpr int kCluster = Place<kColumns>::kCluster;
+  constexpr unsigned kHeadBytes = kHeadDim * sizeof(float);
+  constexpr unsigned kStateBytes = kHeadDim * kHeadBytes / kCluster;
+  const std::int64_t slot =
+      min(max(std::int64_t{x.slots[at.seq]}, std::int64_t{0}), x.prefetch_slots - 1);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    const float* const state = x.states + (slot * x.heads + at.head) * kHeadDim * kHeadDim;
+    ptx::prefetch_to_l2(state + at.rank * (kStateBytes / sizeof(float)), kStateBytes);
+  } else if (at.rank == 0 && thread <= 3 * kPast) {
+    const int part = (thread - 1) % 3;  // q, k or v
+    ptx::prefetch_to_l2(x.conv.row(slot, (thread - 1) / 3) + part * x.width() + at.wide_head(),
+                        kHeadBytes);
+  }
 }
 
 /// A role's operands: of a convolution [channel] taps, and [tap] inputs; of the others [0] alone,
@@ -157,7 +180,9 @@ __device__ __forceinline__ void store_window(const Operands& mine, const DecodeA
                                              const Place<kColumns>& at, int slot) {
 #pragma unroll
   for (int r = 0; r < kPast; ++r) {
-    put_quad(window_row(x, at, slot, r), mine.inputs[r + 1]);
+    const Quad& row = mine.inputs[r + 1];
+    __stcg(reinterpret_cast<float4*>(window_row(x, at, slot, r)),
+           make_float4(row.v[0], row.v[1], row.v[2], row.v[3]));
   }
 }
 
@@ -204,6 +229,7 @@ __device__ __forceinline__ void decay_rows(Shared& shared, const Operands& mine,
 template <bool kProject, int kColumns>
 class Projection {
  public:
+  static constexpr int kPairs = kInnerTiles * kStepsPerTile * 2;
   static constexpr int kSharedBytes = kProject ? kDecodeWarps * kBlockBytes : 0;
 
   /// Weights alone: before the kernel in front has ended.
@@ -219,21 +245,19 @@ class Projection {
         ptx::cp_async_16(weights_ + place, x.f_b + block * kBlockBytes + place);
       }
       ptx::cp_async_commit();
-      const float* const bias = x.dt_bias + static_cast<std::int64_t>(at.head) * kHeadDim;
+      const float* const bias = x.dt_bias + at.wide_head();
       bias_[0] = bias[channel_];
       bias_[1] = bias[channel_ + 8];
     }
   }
 
+  /// As the lane wants them in B fragments (mma.cuh), but for their rounding.
   __device__ __forceinline__ void load(const DecodeArgs& x, const Place<kColumns>& at) {
     if constexpr (kProject) {
-      const F32Inputs<true> inputs(x.f_a.row(at.seq), kInner, lane_);
+      const float* const row = x.f_a.row(at.seq) + lane_ % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kInnerTiles; ++i) {
-#pragma unroll
-        for (int step = 0; step < kStepsPerTile; ++step) {
-          inputs.load(b_[i][step], (i * kStepsPerTile + step) * 16);
-        }
+      for (int i = 0; i < kPairs; ++i) {
+        inputs_[i] = *reinterpret_cast<const float2*>(row + i * 8);
       }
     }
   }
@@ -250,7 +274,13 @@ class Projection {
         load_shared_tile(tile[0], none, weights_ + i * tile_bytes(WeightFormat::kBF16), nullptr,
                          lane_);
         const TileScales scales[1] = {};
-        multiply_tile<WeightFormat::kBF16>(sum, tile, scales, i, b_[i]);
+        std::uint32_t b[kStepsPerTile][2];
+#pragma unroll
+        for (int pair = 0; pair < 2 * kStepsPerTile; ++pair) {
+          const float2 inputs = inputs_[i * 2 * kStepsPerTile + pair];
+          b[pair / 2][pair % 2] = ptx::cvt_bf16x2(inputs.x, inputs.y);
+        }
+        multiply_tile<WeightFormat::kBF16>(sum, tile, scales, i, b);
       }
       if (lane_ % 4 == 0) {
         const float low = 0.0F + sum[0][0];  // a sum of segments begins with 0
@@ -267,7 +297,7 @@ class Projection {
   int channel_;
   std::uint8_t* weights_;
   float bias_[2];
-  std::uint32_t b_[kInnerTiles][kStepsPerTile][2];
+  float2 inputs_[kPairs];
 };
 
 /// Warp 4 of the first block, once all outputs are there.
