@@ -191,6 +191,7 @@ __device__ __forceinline__ void feed(const Recurrence& x, const Place& at,
     for (int r = 0; r < count; ++r) {
       exponentiate(ring.token(n, r), x.keys);
     }
+    __syncwarp();
     ptx::named_barrier_arrive(ring.full(n), block_threads());
     const int next = n + kStages - 1;
     if (n > 0 && next < at.chunks) {  // into the place of chunk n - 1
@@ -364,9 +365,11 @@ __device__ __forceinline__ void keep_state(const Recurrence& x, const Place& at,
     if (saved != nullptr && first % kRows == 0) {
       store_state(lane.tile, saved + first / kRows * x.num_heads * state_size, x.keys, x.values);
     }
+    __syncwarp();
     ptx::named_barrier_sync(ring.full(n), block_threads());
     order.run(ring.token(n, 0), at.tokens_of(n, x.chunk));
     if (n + kStages < at.chunks) {
+      __syncwarp();
       ptx::named_barrier_arrive(ring.empty(n), block_threads());
     }
   }

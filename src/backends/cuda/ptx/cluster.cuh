@@ -1,5 +1,5 @@
 // cluster.cuh — the barrier of a cluster's CTAs, stores to each other's shared memory and arrivals.
-// PTX ISA 7.8, sm_90. Whole warps call (.aligned forms). Between two arrivals a thread waits; one
+// PTX ISA 8.1, sm_90. Whole warps call (.aligned forms). Between two arrivals a thread waits; one
 // that only others wait for may end after its arrival.
 #pragma once
 
@@ -9,25 +9,29 @@
 
 namespace tandem::cuda::ptx {
 
-/// barrier.cluster.arrive.release: what this thread has written is visible after the waits.
+/// barrier.cluster.arrive.relaxed: orders no memory, so that it waits for none. Whole warps call;
+/// between two arrivals a thread waits.
 __device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 }
 
-/// barrier.cluster.wait.acquire: until every thread of the cluster has arrived or ended.
+/// barrier.cluster.wait.acquire: until every thread of the cluster has arrived. Whole warps call.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-/// mapa, st.shared::cluster: to where `shared` lies in CTA `rank` of the cluster, which must have
-/// started and must not end before an arrival of this thread has been waited for. Any thread,
-/// alone.
-__device__ __forceinline__ void store_to_rank(float* shared, unsigned rank, float value) {
+/// st.async: `value` to where `shared` lies in CTA `rank` of the cluster; it counts as 4 bytes of
+/// the phase of that CTA's `barrier`, and whoever waits for the phase sees it. The CTA must have
+/// started, set up the barrier, and not have ended. Any thread, alone.
+__device__ __forceinline__ void store_to_rank(float* shared, std::uint64_t* barrier, unsigned rank,
+                                              float value) {
   asm volatile(
-      "{ .reg .u32 place; mapa.shared::cluster.u32 place, %0, %1;"
-      "  st.shared::cluster.f32 [place], %2; }"
+      "{ .reg .u32 place, barrier; mapa.shared::cluster.u32 place, %0, %2;"
+      "  mapa.shared::cluster.u32 barrier, %1, %2;"
+      "  st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %3, [barrier]; }"
       :
-      : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank), "f"(value)
+      : "r"(shared_address(shared)), "r"(shared_address(barrier)), "r"(rank),
+        "r"(__float_as_uint(value))
       : "memory");
 }
 
