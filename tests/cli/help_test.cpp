@@ -50,6 +50,19 @@ TEST(CommandLine, HelpListsEverySubcommand) {
   }
 }
 
+TEST(CommandLine, HelpOfEveryBench) {
+  const Outcome all = run_tandem({"bench", "--help"});
+  EXPECT_EQ(all.exit_code, 0);
+  for (const char* name : {"decode", "prefill", "kernels", "engine"}) {
+    EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + name + " "));
+    const Outcome one = run_tandem({"bench", name, "--help"});
+    EXPECT_EQ(one.exit_code, 0);
+    for (const char* option : {"MODEL", "--load-format", "--num-layers", "--json", "--device"}) {
+      EXPECT_THAT(one.out, HasSubstr(option)) << name;
+    }
+  }
+}
+
 TEST(CommandLine, Version) {
   const Outcome outcome = run_tandem({"--version"});
   EXPECT_EQ(outcome.exit_code, 0);
