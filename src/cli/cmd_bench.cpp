@@ -211,6 +211,14 @@ std::string describe(const DecodeFigures& decode) {
         a_step(counters.recorded_launches), a_step(counters.launches),
         a_step(counters.allocations));
   }
+  if (decode.memory) {
+    constexpr double kGib = 1 << 30;
+    text += fmt::format(
+        "  memory: {:.3f} GiB planned, {:.3f} GiB allocated after the steps, {:.3f} GiB free\n",
+        static_cast<double>(decode.plan.total_bytes()) / kGib,
+        static_cast<double>(decode.memory->allocated) / kGib,
+        static_cast<double>(decode.memory->free) / kGib);
+  }
   return text;
 }
 
@@ -224,6 +232,11 @@ nlohmann::ordered_json json_of(const DecodeFigures& decode) {
                                  {"graph_launches", decode.counters.recorded_launches},
                                  {"other_launches", decode.counters.launches},
                                  {"allocations", decode.counters.allocations}};
+  if (decode.memory) {
+    json["planned_bytes"] = decode.plan.total_bytes();
+    json["allocated_bytes"] = decode.memory->allocated;
+    json["free_bytes"] = decode.memory->free;
+  }
   if (decode.device_us) {
     json["device_us"] = *decode.device_us;
     json["host_us"] = decode.step_us - *decode.device_us;

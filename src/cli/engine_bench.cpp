@@ -166,6 +166,7 @@ DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const Decod
   };
   static_cast<void>(decode_round(engine, ctx, model, work, 0, plain));  // steps are recorded
   DecodeFigures figures;
+  figures.plan = engine.memory_plan();
   std::vector<double> seconds;
   for (std::uint64_t round = 1; round <= 2; ++round) {
     for (const DecodeStep& step : decode_round(engine, ctx, model, work, round, plain)) {
@@ -174,6 +175,7 @@ DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const Decod
     }
   }
   TDM_CHECK(!seconds.empty(), work.batch, work.prompt, work.tokens);
+  figures.memory = ctx.device->memory();
   figures.steps = isize(seconds);
   figures.step_us = 1e6 * median(std::move(seconds));
   figures.tokens_per_s = 1e6 * static_cast<double>(work.batch) / figures.step_us;

@@ -35,7 +35,9 @@ struct DecodeFigures {
   std::optional<double> device_us;  // median of the device's part of a traced step, first kernel
                                     // or copy to last; nullopt where nothing is traced
   std::vector<std::string> host_calls;  // of one traced step, to the device's library
-  std::string trace_problem;  // why there is no trace; empty when there is, or none exists
+  MemoryPlan plan;
+  std::optional<DeviceMemory> memory;  // after the steps
+  std::string trace_problem;           // why there is no trace; empty when there is, or none exists
 };
 [[nodiscard]] DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model,
                                            const DecodeWork& work);

@@ -81,7 +81,8 @@ class Device {
   virtual void synchronize() = 0;
 
   /// Captures what `ops` gives to the device instead of running it; null where a device cannot.
-  /// `ops` must not allocate, download or synchronize.
+  /// `ops` must not allocate, download or synchronize. The recording may keep a copy of it: it
+  /// holds what it needs by value, or by reference to what outlives the recording.
   [[nodiscard]] virtual std::unique_ptr<Recording> record(const std::function<void()>& ops) = 0;
 
   /// For people: "NVIDIA H200".
