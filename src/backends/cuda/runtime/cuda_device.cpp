@@ -67,9 +67,14 @@ class CudaRecording final : public Recording {
 }  // namespace
 
 void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) {
-    throw_error("CUDA: {}: {}", what, cudaGetErrorString(status));
+  if (status == cudaSuccess) {
+    return;
   }
+  static_cast<void>(cudaGetLastError());
+  // After an error of a kernel or of the hardware every call gives that error again.
+  const bool lost = status != cudaErrorMemoryAllocation && cudaFree(nullptr) == status;
+  throw_error("CUDA: {}: {}{}", what, cudaGetErrorString(status),
+              lost ? "; the GPU cannot be used by this process any more" : "");
 }
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options) {
@@ -122,7 +127,8 @@ void CudaDevice::release(void* pointer) noexcept {
   }
   // Whatever still reads the buffer was given to the stream before.
   const cudaError_t status = options_.host_visible ? cudaFreeHost(pointer) : cudaFree(pointer);
-  if (status != cudaSuccess && status != cudaErrorCudartUnloading) {
+  if (status != cudaSuccess && status != cudaErrorCudartUnloading && !free_failed_) {
+    free_failed_ = true;  // a lost GPU gives nothing back: once is enough
     log_warn("cuda.free_failed", "{}", cudaGetErrorString(status));
   }
 }
@@ -197,14 +203,21 @@ void CudaDevice::zero(void* to, std::size_t bytes) {
 
 void CudaDevice::synchronize() {
   ++counters_.waits;
-  check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  wait();
   staged_ = 0;
+}
+
+/// What a kernel did wrong shows here; the last one given is the best hint there is.
+void CudaDevice::wait() {
+  if (const cudaError_t status = cudaStreamSynchronize(stream_); status != cudaSuccess) {
+    check(status, fmt::format("waiting for the GPU (given last: {})", last_op_).c_str());
+  }
 }
 
 std::vector<TraceEvent> CudaDevice::trace(const std::function<void()>& ops) {
   return trace_activity([&] {
     ops();
-    check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+    wait();
   });
 }
 
@@ -229,6 +242,7 @@ std::unique_ptr<Recording> CudaDevice::record(const std::function<void()>& ops) 
 
 void CudaDevice::launched(const char* op) {
   ++counters_.launches;
+  last_op_ = op;
   check(cudaGetLastError(), op);
   if (options_.host_visible) {
     check(cudaStreamSynchronize(stream_), op);

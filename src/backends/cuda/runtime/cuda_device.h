@@ -41,16 +41,22 @@ class CudaDevice final : public Device {
 
   /// After a launch: reports what it did wrong, and in host-visible mode waits for it.
   void launched(const char* op);
-  void launched_recording() { ++counters_.recorded_launches; }
+  void launched_recording() {
+    ++counters_.recorded_launches;
+    last_op_ = "a recorded step";
+  }
 
  private:
   [[nodiscard]] std::byte* stage(std::size_t bytes);
   [[nodiscard]] DeviceMemory read_memory() const;
+  void wait();
 
   CudaOptions options_;
   DeviceInfo info_;
   cudaStream_t stream_ = nullptr;
   DeviceCounters counters_;
+  const char* last_op_ = "nothing";
+  bool free_failed_ = false;
   std::unordered_map<void*, std::size_t> allocated_;  // bytes by pointer
   std::int64_t allocated_bytes_ = 0;
   // Page-locked memory that small transfers go through, so that an upload need not wait. What the
