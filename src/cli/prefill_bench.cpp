@@ -41,9 +41,10 @@ struct WorkspaceLine {
     per_row = (more - few) / (kMore - kFew);
     base = std::max(few - per_row * kFew, 0.0);
   }
-  /// A few percent more than the line: tiles and splits are rounded up.
+  /// A few percent more than the line, as tiles and splits are rounded up, and what attention over
+  /// many keys may take for its partial results.
   [[nodiscard]] double bytes(std::int64_t rows) const {
-    return 1.03 * (base + per_row * static_cast<double>(rows)) + (64 << 20);
+    return 1.03 * (base + per_row * static_cast<double>(rows)) + (std::int64_t{1} << 30);
   }
 };
 
