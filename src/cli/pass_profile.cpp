@@ -64,10 +64,12 @@ void name_head(std::vector<CallFigures>& calls) {
   }
 }
 
+/// In the order in which it was given to the device, which is that of the ends.
 std::vector<TraceEvent> device_work(const std::vector<TraceEvent>& trace) {
   std::vector<TraceEvent> work;
   std::ranges::copy_if(trace, std::back_inserter(work),
                        [](const TraceEvent& event) { return event.kind != EventKind::kCall; });
+  std::ranges::stable_sort(work, {}, &TraceEvent::end_ns);
   return work;
 }
 
@@ -84,13 +86,14 @@ struct Times {
 
 Times times_of(const std::vector<TraceEvent>& work) {
   Times times;
-  std::int64_t end = work.empty() ? 0 : work.front().start_ns;
+  const std::int64_t begin = work.empty() ? 0 : work.front().start_ns;
+  std::int64_t end = begin;
   for (const TraceEvent& event : work) {
     times.us.push_back(to_us(std::max<std::int64_t>(event.end_ns - end, 0)));
     times.resident_us.push_back(to_us(event.end_ns - event.start_ns));
     end = std::max(end, event.end_ns);
   }
-  times.total_us = work.empty() ? 0 : to_us(end - work.front().start_ns);
+  times.total_us = to_us(end - begin);
   return times;
 }
 

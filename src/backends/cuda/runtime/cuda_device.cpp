@@ -215,10 +215,7 @@ void CudaDevice::wait() {
 }
 
 std::vector<TraceEvent> CudaDevice::trace(const std::function<void()>& ops) {
-  return trace_activity([&] {
-    ops();
-    wait();
-  });
+  return trace_activity(ops, [this] { wait(); });
 }
 
 std::unique_ptr<Recording> CudaDevice::record(const std::function<void()>& ops) {

@@ -101,18 +101,24 @@ class Recorder {
                  "registering the buffers");
   }
 
-  std::vector<TraceEvent> trace(const std::function<void()>& ops) {
-    for (const CUpti_ActivityKind kind : kKinds) {
+  std::vector<TraceEvent> trace(const std::function<void()>& ops,
+                                const std::function<void()>& wait) {
+    for (const CUpti_ActivityKind kind : kDeviceKinds) {
       cupti_.check(cupti_.enable(kind), "starting a trace");
     }
+    cupti_.check(cupti_.enable(kCalls), "starting a trace");
     take();  // what was left in the buffers is not of `ops`
+    std::vector<TraceEvent> events;
     try {
       ops();
+      cupti_.check(cupti_.disable(kCalls), "ending a trace of calls");
+      wait();
+      events = take();
     } catch (...) {
+      static_cast<void>(cupti_.disable(kCalls));
       stop();
       throw;
     }
-    std::vector<TraceEvent> events = take();
     stop();
     std::ranges::stable_sort(events, {}, &TraceEvent::start_ns);
     return events;
@@ -128,9 +134,9 @@ class Recorder {
   }
 
  private:
-  static constexpr std::array kKinds{CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
-                                     CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET,
-                                     CUPTI_ACTIVITY_KIND_RUNTIME};
+  static constexpr std::array kDeviceKinds{CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+                                           CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET};
+  static constexpr CUpti_ActivityKind kCalls = CUPTI_ACTIVITY_KIND_RUNTIME;
 
   static void CUPTIAPI request_buffer(std::uint8_t** buffer, std::size_t* bytes,
                                       std::size_t* max_records);
@@ -144,8 +150,8 @@ class Recorder {
     return std::exchange(events_, {});
   }
   void stop() {
-    for (const CUpti_ActivityKind kind : kKinds) {
-      cupti_.check(cupti_.disable(kind), "ending a trace");
+    for (const CUpti_ActivityKind kind : kDeviceKinds) {
+      static_cast<void>(cupti_.disable(kind));  // a kind that stays on costs time, nothing else
     }
   }
 
@@ -239,8 +245,9 @@ void erase_all(std::string& text, std::string_view part) {
 
 }  // namespace
 
-std::vector<TraceEvent> trace_activity(const std::function<void()>& ops) {
-  return recorder().trace(ops);
+std::vector<TraceEvent> trace_activity(const std::function<void()>& ops,
+                                       const std::function<void()>& wait) {
+  return recorder().trace(ops, wait);
 }
 
 std::string short_kernel_name(const char* symbol) {

@@ -9,10 +9,12 @@
 
 namespace tandem::cuda {
 
-/// What CUPTI saw between the beginning of `ops` and its end, which waits for the device; by start.
-/// Graphs should be recorded after a first trace, so that CUPTI knows their kernels.
-/// Errors: throws Error that says where CUPTI was looked for, or what it reported.
-[[nodiscard]] std::vector<TraceEvent> trace_activity(const std::function<void()>& ops);
+/// What CUPTI saw of `ops`, by start: the host's calls until it returned, and what the device did
+/// until `wait` returned, which waits for it. Graphs should be recorded after a first trace, so
+/// that CUPTI knows their kernels. Errors: throws Error that says where CUPTI was looked for, or
+/// what it reported.
+[[nodiscard]] std::vector<TraceEvent> trace_activity(const std::function<void()>& ops,
+                                                     const std::function<void()>& wait);
 
 /// A kernel's demangled signature without namespaces of ours, return type and parameters.
 [[nodiscard]] std::string short_kernel_name(const char* symbol);
