@@ -27,6 +27,7 @@ struct DeviceOptions {
   std::string name = "cpu";  // cpu, cuda (the first GPU) or cuda:N
   bool deterministic = false;
   bool no_dependent_launch = false;
+  double memory_gib = 0;  // the most to allocate on a GPU; 0: all there is
 };
 
 /// Empty when `name` has one of the forms above; else what was expected. No device is touched.

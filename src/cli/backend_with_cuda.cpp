@@ -9,10 +9,13 @@ Backend open_backend(const DeviceOptions& options) {
   if (gpu < 0) {
     return {&cpu_backend(), nullptr};
   }
-  return {&cuda_backend(), make_cuda_device({.ordinal = gpu,
-                                             .host_visible = false,
-                                             .exact_linear = options.deterministic,
-                                             .dependent_launch = !options.no_dependent_launch})};
+  constexpr double kGib = std::int64_t{1} << 30;
+  return {&cuda_backend(),
+          make_cuda_device({.ordinal = gpu,
+                            .host_visible = false,
+                            .exact_linear = options.deterministic,
+                            .dependent_launch = !options.no_dependent_launch,
+                            .memory_limit = static_cast<std::int64_t>(options.memory_gib * kGib)})};
 }
 
 }  // namespace tandem::cli

@@ -1,12 +1,15 @@
-// tandem bench — what a model does on a device: one decode step, or the engine end to end.
+// tandem bench — what a model does on a device: a decode step, a prompt, their kernels one by one,
+// or the engine end to end.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/common.h"
+#include "cli/engine_bench.h"
+#include "cli/prefill_bench.h"
+#include "cli/roofs.h"
 #include "cli/step_bench.h"
 #include "core/checked_cast.h"
-#include "core/rng.h"
 #include "core/timing.h"
 #include "models/registry.h"
 
@@ -23,6 +26,10 @@ struct BenchFlags {
   std::int64_t prompt = 128;
   std::int64_t tokens = 64;
   std::vector<std::int64_t> prefills{512, 4096};
+  std::int64_t new_tokens = 1;
+  std::int64_t pieces = 0;
+  std::int64_t check_pieces = 0;
+  std::int64_t rounds = 3;
   std::optional<LatentFormat> kv_cache_dtype = {};
   bool json = false;
 };
@@ -42,7 +49,7 @@ void print_row(const BenchFlags& flags, const std::string& text,
   write_out(flags.json ? row.dump() + "\n" : text);
 }
 
-Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global) {
+Expected<ExitCode> run_decode(const BenchFlags& flags, const GlobalOptions& global) {
   Runtime runtime(global, global.threads);
   const ExecCtx& ctx = runtime.ctx();
   auto model = load(ctx, flags);
@@ -53,10 +60,12 @@ Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global
   if (!cache_spec) {
     return cache_spec.failure();
   }
-  const double roof = copy_bandwidth(*ctx.device);
+  const Roofs roofs = measure_roofs(ctx);
+  const double roof = roofs.bytes_per_s;
   if (!flags.json) {
-    print_out("weights {:.2f} GB; copy bandwidth {:.0f} GB/s, the roof below\n",
-              1e-9 * static_cast<double>((*model)->footprint().weight_bytes), 1e-9 * roof);
+    print_out("weights {:.2f} GB on {}; the roof below: {}\n",
+              1e-9 * static_cast<double>((*model)->footprint().weight_bytes), ctx.device->name(),
+              describe(roofs, *ctx.device));
     print_out("{:>6} {:>8} {:>10} {:>10} {:>10} {:>10} {:>8} {:>7}\n", "batch", "context",
               "step us", "tok/s", "weights GB", "cache GB", "x roof", "launches");
   }
@@ -76,7 +85,7 @@ Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global
                  {"tokens_per_s", rate},
                  {"weight_bytes", step.weight_bytes},
                  {"cache_bytes", step.cache_bytes},
-                 {"copy_bytes_per_s", roof},
+                 {"roof_bytes_per_s", roof},
                  {"times_roof", ratio},
                  {"launches", step.num_ops}});
     }
@@ -84,74 +93,156 @@ Expected<ExitCode> run_step(const BenchFlags& flags, const GlobalOptions& global
   return kExitOk;
 }
 
-Request random_request(const Model& model, std::int64_t prompt, std::int64_t tokens,
-                       std::uint64_t id) {
-  Request request;
-  Rng rng(mix_key({id, 0xBE7C}));
-  request.prompt.resize(usize(prompt));
-  std::ranges::generate(request.prompt, [&] {
-    return static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(model.vocab_size())));
-  });
-  request.max_new_tokens = tokens;
-  request.sequence_id = id;
-  return request;
-}
-
-/// Prompt tokens per second from submission to the first token, of the last of three rounds.
-double prefill_rate(const ExecCtx& ctx, const Model& model, const BenchFlags& flags,
-                    std::int64_t tokens) {
-  EngineOptions options;
-  options.kv_cache_dtype = flags.kv_cache_dtype;
-  options.max_batch_tokens = tokens;
-  options.max_running_seqs = 1;
-  options.max_seq_len = tokens + 1;
-  options.page_size = 64;
-  Engine engine(model, ctx, options);
-  double seconds = 0;
-  for (std::uint64_t round = 0; round < 3; ++round) {
-    static_cast<void>(engine.submit(random_request(model, tokens, 1, round)).value_or_throw());
-    const auto start = Clock::now();
-    engine.run_until_idle();
-    seconds = seconds_since(start);
+Expected<ExitCode> run_kernels(const BenchFlags& flags, const GlobalOptions& global) {
+  Runtime runtime(global, global.threads);
+  const ExecCtx& ctx = runtime.ctx();
+  auto model = load(ctx, flags);
+  if (!model) {
+    return model.failure();
   }
-  return static_cast<double>(tokens) / seconds;
+  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
+  if (!cache_spec) {
+    return cache_spec.failure();
+  }
+  const Roofs roofs = measure_roofs(ctx);
+  constexpr int kRounds = 11;
+  for (const std::int64_t context : flags.contexts) {
+    for (const std::int64_t batch : flags.batches) {
+      const std::int64_t rows = flags.new_tokens;
+      StepBench bench(ctx, **model, *cache_spec, batch, context, rows);
+      const PassProfile profile = bench.profile(roofs, kRounds);
+      nlohmann::ordered_json json = {{"device", ctx.device->name()},
+                                     {"batch", batch},
+                                     {"context", context},
+                                     {"new_tokens", rows},
+                                     {"roof_bytes_per_s", roofs.bytes_per_s},
+                                     {"roof_flops_per_s", roofs.flops_per_s}};
+      json.update(to_json(profile));
+      print_row(
+          flags,
+          fmt::format("{} sequence{} of {} cached tokens, {} new each, on {}\nroofs: {}\n\n{}\n",
+                      batch, batch == 1 ? "" : "s", context, rows, ctx.device->name(),
+                      describe(roofs, *ctx.device), to_table(profile)),
+          json);
+    }
+  }
+  return kExitOk;
 }
 
-struct DecodeFigures {
-  double tokens_per_s = 0;
-  double step_us = 0;  // from the call to its return, the device's time within
-};
+Expected<ExitCode> check_pieces_of(const BenchFlags& flags, const ExecCtx& ctx, const Model& model,
+                                   const CacheSpec& spec, std::int64_t tokens) {
+  const PieceCheck check = check_pieces(ctx, model, spec, tokens, flags.check_pieces);
+  const auto rate = [&](double seconds) { return static_cast<double>(check.tokens) / seconds; };
+  std::string text =
+      check.cut_reason.empty() ? std::string{} : fmt::format("{}\n", check.cut_reason);
+  text += fmt::format(
+      "prompt {:>7} at once {:>10.1f} tok/s, in pieces of {} {:>10.1f} tok/s; logits, states and "
+      "latent rows: {}\n",
+      check.tokens, rate(check.whole_s), flags.check_pieces, rate(check.pieces_s),
+      check.difference ? "DIFFERENT, " + *check.difference : "equal bit for bit");
+  print_row(flags, text,
+            {{"prompt", check.tokens},
+             {"asked", tokens},
+             {"cut_reason", check.cut_reason},
+             {"piece", flags.check_pieces},
+             {"tokens_per_s_at_once", rate(check.whole_s)},
+             {"tokens_per_s_in_pieces", rate(check.pieces_s)},
+             {"equal", !check.difference.has_value()},
+             {"difference", check.difference.value_or("")}});
+  if (check.difference) {
+    return fail("prompt of {} tokens in pieces of {}: {} differs from the prompt at once",
+                check.tokens, flags.check_pieces, *check.difference);
+  }
+  return kExitOk;
+}
 
-/// Of the steps in which all sequences decode.
-DecodeFigures decode_rate(const ExecCtx& ctx, const Model& model, const BenchFlags& flags,
-                          std::int64_t batch) {
-  EngineOptions options;
-  options.kv_cache_dtype = flags.kv_cache_dtype;
-  options.max_batch_tokens = std::max<std::int64_t>(batch, 512);
-  options.max_running_seqs = batch;
-  options.max_seq_len = flags.prompt + flags.tokens + 2;
-  options.page_size = 64;
-  Engine engine(model, ctx, options);
-  std::vector<double> steps;
-  for (std::uint64_t round = 0; round < 2; ++round) {  // in the first, steps are recorded
-    steps.clear();
-    for (std::int64_t b = 0; b < batch; ++b) {
-      Request request = random_request(model, flags.prompt, flags.tokens + 1,
-                                       round * 1000 + static_cast<std::uint64_t>(b));
-      static_cast<void>(engine.submit(std::move(request)).value_or_throw());
-    }
-    while (engine.has_work()) {
-      const std::int64_t before = engine.stats().decode_tokens;
-      const auto start = Clock::now();
-      static_cast<void>(engine.step());
-      const double seconds = seconds_since(start);
-      if (engine.stats().decode_tokens - before == batch) {
-        steps.push_back(seconds);
+Expected<ExitCode> run_prefill(const BenchFlags& flags, const GlobalOptions& global) {
+  Runtime runtime(global, global.threads);
+  const ExecCtx& ctx = runtime.ctx();
+  auto model = load(ctx, flags);
+  if (!model) {
+    return model.failure();
+  }
+  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
+  if (!cache_spec) {
+    return cache_spec.failure();
+  }
+  for (const std::int64_t tokens : flags.prefills) {
+    if (flags.check_pieces > 0) {
+      if (auto code = check_pieces_of(flags, ctx, **model, *cache_spec, tokens); !code) {
+        return code;
       }
+      continue;
     }
+    const std::int64_t piece = flags.pieces == 0 ? tokens : std::min(flags.pieces, tokens);
+    PrefillBench bench(ctx, **model, *cache_spec, tokens, piece);
+    static_cast<void>(bench.run());
+    std::vector<double> seconds;
+    for (std::int64_t round = 0; round < flags.rounds; ++round) {
+      seconds.push_back(bench.run());
+    }
+    const double rate = static_cast<double>(tokens) / median(seconds);
+    print_row(flags,
+              fmt::format("prompt {:>7} in pieces of {:>7} {:>12.1f} tok/s\n", tokens, piece, rate),
+              {{"prompt", tokens}, {"piece", piece}, {"tokens_per_s", rate}});
   }
-  const double step_s = median(std::move(steps));
-  return {static_cast<double>(batch) / step_s, 1e6 * step_s};
+  return kExitOk;
+}
+
+std::string describe(const DecodeFigures& decode) {
+  const auto a_step = [&](std::int64_t count) {
+    return static_cast<double>(count) / static_cast<double>(decode.steps);
+  };
+  const DeviceCounters& counters = decode.counters;
+  std::string text;
+  if (decode.device_us) {
+    text += fmt::format("  a step: device {:.1f} us, host {:.1f} us; the host called {}\n",
+                        *decode.device_us, decode.step_us - *decode.device_us,
+                        count_names(decode.host_calls));
+  }
+  if (!decode.trace_problem.empty()) {
+    text += fmt::format("  no trace: {}\n", decode.trace_problem);
+  }
+  if (counters.uploads + counters.launches + counters.recorded_launches > 0) {
+    text += fmt::format(
+        "  a step: {:.2f} uploads, {:.2f} downloads, {:.2f} waits, {:.2f} graph launches, {:.2f} "
+        "other launches, {:.2f} allocations\n",
+        a_step(counters.uploads), a_step(counters.downloads), a_step(counters.waits),
+        a_step(counters.recorded_launches), a_step(counters.launches),
+        a_step(counters.allocations));
+  }
+  if (decode.memory) {
+    constexpr double kGib = 1 << 30;
+    text += fmt::format(
+        "  memory: {:.3f} GiB planned, {:.3f} GiB allocated after the steps, {:.3f} GiB free\n",
+        static_cast<double>(decode.plan.total_bytes()) / kGib,
+        static_cast<double>(decode.memory->allocated) / kGib,
+        static_cast<double>(decode.memory->free) / kGib);
+  }
+  return text;
+}
+
+nlohmann::ordered_json json_of(const DecodeFigures& decode) {
+  nlohmann::ordered_json json = {{"tokens_per_s", decode.tokens_per_s},
+                                 {"step_us", decode.step_us},
+                                 {"steps", decode.steps},
+                                 {"uploads", decode.counters.uploads},
+                                 {"downloads", decode.counters.downloads},
+                                 {"waits", decode.counters.waits},
+                                 {"graph_launches", decode.counters.recorded_launches},
+                                 {"other_launches", decode.counters.launches},
+                                 {"allocations", decode.counters.allocations}};
+  if (decode.memory) {
+    json["planned_bytes"] = decode.plan.total_bytes();
+    json["allocated_bytes"] = decode.memory->allocated;
+    json["free_bytes"] = decode.memory->free;
+  }
+  if (decode.device_us) {
+    json["device_us"] = *decode.device_us;
+    json["host_us"] = decode.step_us - *decode.device_us;
+    json["host_calls"] = decode.host_calls;
+  }
+  return json;
 }
 
 Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& global) {
@@ -162,18 +253,19 @@ Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& glob
     return model.failure();
   }
   for (const std::int64_t tokens : flags.prefills) {
-    const double rate = prefill_rate(ctx, **model, flags, tokens);
+    const double rate = prefill_rate(ctx, **model, flags.kv_cache_dtype, tokens, flags.rounds);
     print_row(flags, fmt::format("prefill {:>6} tokens {:>12.1f} tok/s\n", tokens, rate),
               {{"prefill", tokens}, {"tokens_per_s", rate}});
   }
   for (const std::int64_t batch : flags.batches) {
-    const DecodeFigures decode = decode_rate(ctx, **model, flags, batch);
+    const DecodeFigures decode =
+        decode_figures(ctx, **model, {batch, flags.prompt, flags.tokens, flags.kv_cache_dtype});
+    nlohmann::ordered_json json = {{"decode_batch", batch}};
+    json.update(json_of(decode));
     print_row(flags,
-              fmt::format("decode batch {:>4}   {:>12.1f} tok/s {:>10.1f} us a step\n", batch,
-                          decode.tokens_per_s, decode.step_us),
-              {{"decode_batch", batch},
-               {"tokens_per_s", decode.tokens_per_s},
-               {"step_us", decode.step_us}});
+              fmt::format("decode batch {:>4}   {:>12.1f} tok/s {:>10.1f} us a step\n{}", batch,
+                          decode.tokens_per_s, decode.step_us, describe(decode)),
+              json);
   }
   return kExitOk;
 }
@@ -192,12 +284,70 @@ void add_model_flags(CLI::App& app, BenchFlags& flags) {
       ->capture_default_str();
   app.add_option("--num-layers", flags.num_layers, "Only the first so many layers; 0 is all")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--batch", flags.batches, "Sequences of a decode step")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
   add_kv_cache_dtype(app, flags.kv_cache_dtype);
   app.add_flag("--json", flags.json, "One JSON object a row");
+}
+
+void add_list(CLI::App& app, const char* name, std::vector<std::int64_t>& values, const char* text,
+              int least, int most = 1 << 24) {
+  app.add_option(name, values, text)
+      ->delimiter(',')
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
+
+void add_count(CLI::App& app, const char* name, std::int64_t& value, const char* text) {
+  app.add_option(name, value, text)->check(CLI::Range(1, 1 << 24))->capture_default_str();
+}
+
+void add_rounds(CLI::App& app, BenchFlags& flags) {
+  add_count(app, "--rounds", flags.rounds,
+            "Prompts timed, after one that is not; the median counts");
+}
+
+void add_decode_flags(CLI::App& app, BenchFlags& flags) {
+  add_list(app, "--batch", flags.batches, "Sequences of the step", 1, 4096);
+  add_list(app, "--context", flags.contexts, "Cached tokens a sequence", 1);
+}
+
+/// Of --check-pieces: empty when `text` is a multiple of 64.
+std::string check_aligned(const std::string& text) {
+  const bool aligned = text.find_first_not_of("0123456789") == std::string::npos &&
+                       text.size() < 10 && std::stoll(text) > 0 && std::stoll(text) % 64 == 0;
+  return aligned ? std::string{} : "'" + text + "': expected a multiple of 64";
+}
+
+void add_prefill_flags(CLI::App& app, BenchFlags& flags) {
+  add_list(app, "--prefill", flags.prefills, "Prompt lengths", 1);
+  CLI::Option* pieces =
+      app.add_option("--pieces", flags.pieces, "Tokens of a pass; 0 is the whole prompt")
+          ->check(CLI::NonNegativeNumber)
+          ->capture_default_str();
+  app.add_option("--check-pieces", flags.check_pieces,
+                 "Also prefill in pieces of so many tokens, a multiple of 64, and compare logits, "
+                 "states and latent rows bit for bit; a prompt that does not fit into the device's "
+                 "memory at once is cut")
+      ->check(CLI::Validator(check_aligned, ""))
+      ->excludes(pieces);
+  add_rounds(app, flags);
+}
+
+void add_kernels_flags(CLI::App& app, BenchFlags& flags) {
+  app.footer(
+      "Times on a GPU come from CUPTI, a part of the CUDA toolkit, and run from the end of the\n"
+      "kernel before to a kernel's own end. On the CPU they are those of the ops.");
+  add_list(app, "--batch", flags.batches, "Sequences of the pass", 1, 4096);
+  add_list(app, "--context", flags.contexts, "Cached tokens a sequence", 0);
+  add_count(app, "--prefill", flags.new_tokens,
+            "New tokens a sequence; more than 1 is a pass over prompts, not a decode step");
+}
+
+void add_engine_flags(CLI::App& app, BenchFlags& flags) {
+  add_list(app, "--batch", flags.batches, "Sequences that decode beside each other", 1, 4096);
+  add_list(app, "--prefill", flags.prefills, "Prompt lengths", 1);
+  add_count(app, "--prompt", flags.prompt, "Prompt before decoding");
+  add_count(app, "--tokens", flags.tokens, "Decoded tokens a sequence");
+  add_rounds(app, flags);
 }
 
 }  // namespace
@@ -206,32 +356,22 @@ void add_bench(CommandLine& line) {
   CLI::App* bench = line.add("bench", "Measure a model on a device");
   bench->require_subcommand(1);
   const auto flags = std::make_shared<BenchFlags>();
-  const auto add = [&](const std::string& name, const std::string& text, auto run) {
+  const auto add = [&](const char* name, const char* text, auto run, auto add_flags) {
     CLI::App* command = bench->add_subcommand(name, text);
     add_global_options(*command, line.global);
     add_model_flags(*command, *flags);
+    add_flags(*command, *flags);
     command->callback([&line, flags, run] {
       line.action = [&line, flags, run] { return run(*flags, line.global); };
     });
-    return command;
   };
-  add("step", "One decode step at given batches and contexts, against the bytes it must move",
-      run_step)
-      ->add_option("--context", flags->contexts, "Cached tokens a sequence")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  CLI::App* engine = add("engine", "Prefill and decode through the engine", run_engine);
-  engine->add_option("--prefill", flags->prefills, "Prompt lengths")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  engine->add_option("--prompt", flags->prompt, "Prompt before decoding")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  engine->add_option("--tokens", flags->tokens, "Decoded tokens a sequence")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  add("decode", "One decode step at given batches and contexts, against the bytes it must move",
+      run_decode, add_decode_flags);
+  add("prefill", "Prompts through the model, at once or in pieces", run_prefill, add_prefill_flags);
+  add("kernels",
+      "A pass op by op and kernel by kernel, each against the roof of its bytes and FLOPs",
+      run_kernels, add_kernels_flags);
+  add("engine", "Prompts and decode steps through the engine", run_engine, add_engine_flags);
 }
 
 }  // namespace tandem::cli

@@ -145,6 +145,7 @@ Expected<ExitCode> run_chat(const ChatFlags& flags, const GlobalOptions& global,
   options.kv_cache_dtype = flags.kv_cache_dtype;
   options.eos_ids.assign(stop_ids.begin(), stop_ids.end());
   Engine engine(*loaded->model, runtime.ctx(), options);
+  announce(engine);
   Chat chat(engine, *loaded->tokenizer, flags, interrupts);
 
   const bool interactive = ::isatty(STDIN_FILENO) != 0;

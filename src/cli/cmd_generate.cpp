@@ -256,6 +256,7 @@ Expected<ExitCode> run_generate(const GenerateFlags& flags, const GlobalOptions&
     return plan.failure();
   }
   Engine engine(*loaded->model, runtime.ctx(), options);
+  announce(engine);
   Generation generation(engine, flags, *prompts, tokenizer);
   if (Status submitted = generation.submit(); !submitted) {
     return submitted.failure();

@@ -5,6 +5,7 @@
 
 #include "cli/common.h"
 #include "core/checked_cast.h"
+#include "engine/warm_up.h"
 #include "io/checkpoint.h"
 #include "models/kimi_k3/config.h"
 #include "models/registry.h"
@@ -82,7 +83,7 @@ Status print_loaded(const InspectFlags& flags, const GlobalOptions& global) {
   if (!model) {
     return model.failure();
   }
-  const auto plan = plan_memory(**model, flags.engine);
+  const auto plan = plan_serving(**model, runtime.ctx(), flags.engine);
   if (!plan) {
     return plan.failure();
   }

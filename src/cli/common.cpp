@@ -56,6 +56,15 @@ Runtime::~Runtime() {
   }
 }
 
+void announce(const Engine& engine) {
+  const std::string plan = engine.memory_plan().to_string();
+  if (engine.memory_plan().device) {
+    write_err(fmt::format("memory plan\n{}", plan));
+  } else {
+    log_info("engine.memory_plan", "{}", plan);
+  }
+}
+
 Expected<LoadedModel> load_model_and_tokenizer(const ExecCtx& ctx, const std::string& dir) {
   auto tokenizer = load_tokenizer(dir);
   if (!tokenizer) {
@@ -139,6 +148,10 @@ void add_global_options(CLI::App& app, GlobalOptions& options) {
       ->group("Everywhere");
   app.add_option("--device", options.device.name, "cpu (default), cuda or cuda:N for GPU N")
       ->check(CLI::Validator(check_device_name, ""))
+      ->group("Everywhere");
+  app.add_option("--device-memory", options.device.memory_gib,
+                 "On a GPU: allocate at most so many GiB; 0 (default) is all that is free")
+      ->check(CLI::NonNegativeNumber)
       ->group("Everywhere");
   app.add_flag(
          "--deterministic", options.device.deterministic,

@@ -81,6 +81,9 @@ class Runtime {
   bool print_profile_;
 };
 
+/// The memory plan: to standard error where memory is planned, else to the log.
+void announce(const Engine& engine);
+
 /// A model with the tokenizer beside it, checked against each other.
 struct LoadedModel {
   std::unique_ptr<Model> model;

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "cli/common.h"
+#include "core/mmap_file.h"
 
 #ifndef TDM_VERSION
 #error "TDM_VERSION comes from CMake"
@@ -44,6 +45,7 @@ int run(const Action& action) {
 }
 
 int parse_and_run(int argc, char** argv) {
+  explain_unreadable_pages(kExitEnvironment);
   Interrupts interrupts;
   CLI::App app{"tandem serves and trains models of the Kimi K3 family", "tandem"};
   app.set_version_flag("--version", std::string("tandem ") + TDM_VERSION);

@@ -1,6 +1,7 @@
 #include "cli/step_bench.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <span>
 #include <utility>
@@ -14,8 +15,8 @@ namespace {
 
 constexpr std::int64_t kPageSize = 64;
 
-std::int64_t pages_of(std::int64_t context) {
-  return (context + kPageSize) / kPageSize;
+std::int64_t pages_of(std::int64_t tokens) {
+  return (tokens + kPageSize - 1) / kPageSize;
 }
 
 /// Repeats `pattern` over all of a buffer.
@@ -29,14 +30,15 @@ void fill(Device& device, void* data, std::int64_t bytes, std::span<const std::b
 }  // namespace
 
 StepBench::StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& spec,
-                     std::int64_t batch, std::int64_t context)
+                     std::int64_t batch, std::int64_t context, std::int64_t new_tokens)
     : ctx_(ctx),
       model_(model),
       spec_(spec),
       batch_(batch),
       context_(context),
-      cache_(spec, batch * pages_of(context), kPageSize, batch, *ctx.device),
-      builder_(batch, batch, pages_of(context), *ctx.device),
+      new_tokens_(new_tokens),
+      cache_(spec, batch * pages_of(context + new_tokens), kPageSize, batch, *ctx.device),
+      builder_(batch * new_tokens, batch, pages_of(context + new_tokens), *ctx.device),
       sampler_(batch, *ctx.device),
       logits_(batch * model.vocab_size() * 4, *ctx.device),
       sequences_(usize(batch)) {
@@ -44,8 +46,8 @@ StepBench::StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& sp
   Rng rng(7);
   for (std::int64_t b = 0; b < batch; ++b) {
     Sequence& seq = sequences_[usize(b)];
-    TDM_CHECK(cache_.open(seq.cache, context + 1), b, context);
-    seq.all_tokens.resize(usize(context + 1));
+    TDM_CHECK(cache_.open(seq.cache, context + new_tokens), b, context);
+    seq.all_tokens.resize(usize(context + new_tokens));
     std::ranges::generate(seq.all_tokens, [&] {
       return static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(model.vocab_size())));
     });
@@ -72,52 +74,65 @@ void StepBench::fill_caches() {
   }
 }
 
-void StepBench::step_ops(const ModelBatch& batch, RoutedExperts* routed) {
-  const F32Mat logits(logits_.as<float>().data(), {batch_, model_.vocab_size()});
-  const ArenaScope scope(*ctx_.workspace);
-  model_.forward(ctx_, logits, batch, cache_.buffers(), routed);
-  sampler_.run(ctx_, logits);
-}
-
-/// Runs a step and counts the distinct experts of every layer.
-double StepBench::weight_bytes(const ModelBatch& batch) {
-  const ModelFootprint footprint = model_.footprint();
-  const std::int64_t layers = model_.moe_layers();
-  const std::int64_t top_k = model_.experts_per_token();
-  Storage ids(batch_ * layers * top_k * 4, *ctx_.device);
-  RoutedExperts routed{.ids = {ids.as<std::int32_t>().data(), {batch_, layers * top_k}}};
-  step_ops(batch, &routed);
-  std::vector<std::int32_t> on_host(usize(batch_ * layers * top_k));
-  ctx_.device->download(on_host.data(), ids.data(), usize(ids.size_bytes()));
-  std::set<std::pair<std::int64_t, std::int32_t>> hit;
-  for (std::int64_t i = 0; i < isize(on_host); ++i) {
-    hit.emplace(i / top_k % layers, on_host[usize(i)]);
-  }
-  const double experts =
-      static_cast<double>(std::max<std::int64_t>(layers * footprint.num_experts, 1));
-  const double expert_bytes = static_cast<double>(footprint.expert_bytes) / experts;
-  const double dense = static_cast<double>(footprint.decode_read_bytes) -
-                       expert_bytes * static_cast<double>(layers * top_k);
-  return dense + expert_bytes * static_cast<double>(hit.size());
-}
-
-StepFigures StepBench::run(int num_steps) {
+ModelBatch StepBench::build() {
   std::vector<ScheduledChunk> chunks;
   std::vector<SampleTarget> targets;
   for (Sequence& seq : sequences_) {
-    chunks.push_back({&seq, context_, 1});
+    chunks.push_back({&seq, context_, new_tokens_});
     targets.push_back({&seq, isize(targets)});
   }
-  const ModelBatch batch = builder_.build(chunks, cache_);
   sampler_.prepare(targets, batch_);
-  const double weight_bytes_read = weight_bytes(batch);
-  step_ops(batch, nullptr);  // every buffer has its size, every kernel is loaded
-  const auto recording = ctx_.device->record([&] { step_ops(batch, nullptr); });
-  const auto step = [&] { recording ? recording->launch() : step_ops(batch, nullptr); };
-  step();
-  ctx_.device->synchronize();
+  return builder_.build(chunks, cache_);
+}
+
+void StepBench::step_ops(const ExecCtx& ctx, const ModelBatch& batch, RoutedExperts* routed) {
+  const F32Mat logits(logits_.as<float>().data(), {batch_, model_.vocab_size()});
+  const ArenaScope scope(*ctx.workspace);
+  model_.forward(ctx, logits, batch, cache_.buffers(), routed);
+  sampler_.run(ctx, logits);
+}
+
+/// Passes over prompts run as they come, as in the engine.
+std::unique_ptr<Recording> StepBench::record(const ExecCtx& ctx, const ModelBatch& batch) {
+  return new_tokens_ == 1 ? ctx.device->record([&] { step_ops(ctx, batch, nullptr); }) : nullptr;
+}
+
+std::vector<std::int64_t> StepBench::distinct_experts(const ModelBatch& batch) {
+  const std::int64_t layers = model_.moe_layers();
+  const std::int64_t top_k = model_.experts_per_token();
+  const std::int64_t rows = batch.token_ids.size(0);
+  Storage ids(rows * layers * top_k * 4, *ctx_.device);
+  RoutedExperts routed{.ids = {ids.as<std::int32_t>().data(), {rows, layers * top_k}}};
+  step_ops(ctx_, batch, layers > 0 ? &routed : nullptr);
+  std::vector<std::int32_t> on_host(usize(rows * layers * top_k));
+  ctx_.device->download(on_host.data(), ids.data(), usize(ids.size_bytes()));
+  std::vector<std::set<std::int32_t>> hit(usize(layers));
+  for (std::int64_t i = 0; i < isize(on_host); ++i) {
+    hit[usize(i / top_k % layers)].insert(on_host[usize(i)]);
+  }
+  std::vector<std::int64_t> counts;
+  std::ranges::transform(hit, std::back_inserter(counts),
+                         [](const std::set<std::int32_t>& ids_hit) { return isize(ids_hit); });
+  return counts;
+}
+
+double StepBench::weight_bytes(std::int64_t experts) const {
+  const ModelFootprint footprint = model_.footprint();
+  const std::int64_t layers = model_.moe_layers();
+  const auto of_all =
+      static_cast<double>(std::max<std::int64_t>(layers * footprint.num_experts, 1));
+  const double expert_bytes = static_cast<double>(footprint.expert_bytes) / of_all;
+  const double dense = static_cast<double>(footprint.decode_read_bytes) -
+                       expert_bytes * static_cast<double>(layers * model_.experts_per_token());
+  return dense + expert_bytes * static_cast<double>(experts);
+}
+
+/// Median of a few samples, each the mean of `num_steps`.
+double StepBench::seconds_of(const std::function<void()>& step, int num_steps) {
   constexpr int kSamples = 5;
   std::vector<double> seconds;
+  step();
+  ctx_.device->synchronize();
   for (int sample = 0; sample < kSamples; ++sample) {
     const auto start = Clock::now();
     for (int i = 0; i < num_steps; ++i) {
@@ -126,27 +141,60 @@ StepFigures StepBench::run(int num_steps) {
     ctx_.device->synchronize();
     seconds.push_back(seconds_since(start) / num_steps);
   }
-  return {.seconds = median(seconds),
+  return median(seconds);
+}
+
+StepFigures StepBench::run(int num_steps) {
+  const ModelBatch batch = build();
+  const std::vector<std::int64_t> experts = distinct_experts(batch);
+  step_ops(ctx_, batch, nullptr);  // every buffer has its size, every kernel is loaded
+  const auto recording = record(ctx_, batch);
+  const double seconds = seconds_of(
+      [&] { recording ? recording->launch() : step_ops(ctx_, batch, nullptr); }, num_steps);
+  return {.seconds = seconds,
           .num_ops = recording ? recording->num_ops() : 0,
-          .weight_bytes = weight_bytes_read,
+          .weight_bytes =
+              weight_bytes(std::accumulate(experts.begin(), experts.end(), std::int64_t{0})),
           .cache_bytes = static_cast<double>(
               batch_ * (2 * spec_.bytes_per_sequence() + context_ * spec_.bytes_per_token()))};
 }
 
-double copy_bandwidth(Device& device) {
-  const std::int64_t bytes = std::int64_t{2} << 30;
-  Storage from(bytes, device);
-  Storage to(bytes, device);
-  fill(device, from.data(), bytes, std::vector<std::byte>(1 << 22, std::byte{0x3F}));
-  std::vector<double> seconds;
-  for (int i = 0; i < 7; ++i) {
-    device.synchronize();
-    const auto start = Clock::now();
-    device.copy(to.data(), from.data(), usize(bytes));
-    device.synchronize();
-    seconds.push_back(seconds_since(start));
+PassProfile StepBench::profile(const Roofs& roofs, int rounds) {
+  const ModelBatch batch = build();
+  const PassData data{
+      .experts = distinct_experts(batch),
+      .keys = batch_ * (context_ + new_tokens_),
+      .pairs = batch_ * (new_tokens_ * context_ + new_tokens_ * (new_tokens_ + 1) / 2)};
+  step_ops(ctx_, batch, nullptr);
+  const auto untraced_recording = record(ctx_, batch);
+  const double untraced = seconds_of(
+      [&] { untraced_recording ? untraced_recording->launch() : step_ops(ctx_, batch, nullptr); },
+      new_tokens_ == 1 ? rounds : 1);
+
+  Profiler profiler(*ctx_.device);
+  ExecCtx observed = ctx_;
+  observed.profiler = &profiler;
+  // CUPTI is there before the graph that it shall look into.
+  static_cast<void>(ctx_.device->trace([&] { step_ops(ctx_, batch, nullptr); }));
+  const auto recording = record(observed, batch);
+  std::vector<std::vector<TraceEvent>> traces;
+  std::vector<Profiler::Call> calls;
+  for (int i = 0; i < rounds; ++i) {
+    if (!recording) {
+      profiler.clear();
+    }
+    traces.push_back(ctx_.device->trace(
+        [&] { recording ? recording->launch() : step_ops(observed, batch, nullptr); }));
+    if (calls.empty()) {
+      calls = profiler.calls();
+    }
+    for (std::size_t c = 0; c < calls.size(); ++c) {  // where nothing is traced, the fastest
+      calls[c].seconds = std::min(calls[c].seconds, profiler.calls()[c].seconds);
+    }
   }
-  return 2.0 * static_cast<double>(bytes) / median(seconds);
+  PassProfile profile = make_profile(calls, data, roofs, traces);
+  profile.untraced_us = 1e6 * untraced;
+  return profile;
 }
 
 }  // namespace tandem::cli

@@ -19,6 +19,8 @@ class Arena {
 
   explicit Arena(std::size_t block_bytes = std::size_t{4} << 20, Device& device = host_device())
       : device_(&device), block_bytes_(block_bytes) {}
+  /// One block of `bytes`, taken now. Errors: throws Error when more is asked for later.
+  [[nodiscard]] static Arena fixed(std::size_t bytes, Device& device);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   Arena(Arena&&) noexcept = default;
@@ -36,14 +38,18 @@ class Arena {
   struct Mark {
     std::size_t block = 0;
     std::size_t used = 0;
+    std::size_t total = 0;
   };
-  [[nodiscard]] Mark mark() const { return {current_, used_}; }
+  [[nodiscard]] Mark mark() const { return {current_, used_, total_}; }
   void rewind(Mark mark) {
     current_ = mark.block;
     used_ = mark.used;
+    total_ = mark.total;
   }
   void reset() { rewind({}); }
   [[nodiscard]] std::size_t capacity_bytes() const;
+  /// The most that was in use at once: fixed() of it suffices for the same calls.
+  [[nodiscard]] std::size_t peak_bytes() const { return peak_; }
 
  private:
   struct Block {
@@ -52,12 +58,16 @@ class Arena {
   };
 
   void* take_bytes(std::size_t bytes);
+  void add_block(std::size_t bytes);
 
   Device* device_;
   std::size_t block_bytes_;
   std::vector<Block> blocks_;
-  std::size_t current_ = 0;
-  std::size_t used_ = 0;
+  std::size_t current_ = 0;  // block
+  std::size_t used_ = 0;     // of that block
+  std::size_t total_ = 0;    // in use, in all blocks
+  std::size_t peak_ = 0;
+  bool fixed_ = false;
 };
 
 /// Rewinds an arena to where it stood when the scope began.

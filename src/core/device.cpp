@@ -42,6 +42,7 @@ class HostDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Recording> record(const std::function<void()>&) override {
     return nullptr;
   }
+  [[nodiscard]] std::string name() const override { return "the host"; }
 };
 
 }  // namespace

@@ -33,4 +33,9 @@ class MmapFile {
   std::size_t size_ = 0;
 };
 
+/// From now on, when a page of a mapped file cannot be read (the file was truncated, the disk
+/// fails), the process ends with `exit_code` and a message that names the file, not by a bare
+/// SIGBUS.
+void explain_unreadable_pages(int exit_code);
+
 }  // namespace tandem

@@ -18,28 +18,34 @@ std::int64_t widest_table(std::span<const ScheduledChunk> chunks) {
   return pages;
 }
 
+BatchLimits padded(BatchLimits limits, const Device& device) {
+  if (!device.host_visible()) {
+    limits.seqs = power_of_two_at_least(limits.seqs);
+    limits.rows = std::max(limits.rows, limits.seqs);
+    limits.pages_per_seq = power_of_two_at_least(limits.pages_per_seq);
+  }
+  return limits;
+}
+
 }  // namespace
+
+BatchLimits batch_limits(const EngineOptions& options, const Device& device) {
+  const std::int64_t pages = (options.max_seq_len + options.page_size - 1) / options.page_size;
+  return padded({options.max_batch_tokens, options.num_seats(), pages}, device);
+}
 
 BatchBuilder::BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs,
                            std::int64_t max_pages_per_seq, Device& device)
-    : device_(device),
-      max_rows_(max_rows),
-      max_seqs_(max_seqs),
-      max_pages_per_seq_(max_pages_per_seq) {
-  if (!device.host_visible()) {  // there, batches are padded to buckets
-    max_seqs_ = power_of_two_at_least(max_seqs);
-    max_rows_ = std::max(max_rows, max_seqs_);
-    max_pages_per_seq_ = power_of_two_at_least(max_pages_per_seq);
-  }
+    : device_(device), limits_(padded({max_rows, max_seqs, max_pages_per_seq}, device)) {
   std::int64_t size = 0;
   const auto place = [&](std::int64_t count) { return std::exchange(size, size + count); };
-  at_.token_ids = place(max_rows_);
-  at_.slot_mapping = place(max_rows_);
-  at_.cu_seqlens = place(max_seqs_ + 1);
-  at_.state_slots = place(max_seqs_);
-  at_.kv_lens = place(max_seqs_);
-  at_.logit_rows = place(max_seqs_);
-  at_.page_table = place(max_seqs_ * max_pages_per_seq_);
+  at_.token_ids = place(limits_.rows);
+  at_.slot_mapping = place(limits_.rows);
+  at_.cu_seqlens = place(limits_.seqs + 1);
+  at_.state_slots = place(limits_.seqs);
+  at_.kv_lens = place(limits_.seqs);
+  at_.logit_rows = place(limits_.seqs);
+  at_.page_table = place(limits_.seqs * limits_.pages_per_seq);
   host_ = Storage(size * 4, device.host_visible() ? device : host_device());
   if (!device.host_visible()) {
     on_device_ = Storage(size * 4, device);
@@ -55,7 +61,7 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
                                BatchBucket bucket) {
   const std::int64_t num_seqs = std::max(isize(chunks), bucket.num_seqs);
   const std::int64_t num_pages = std::max(widest_table(chunks), bucket.num_pages);
-  TDM_CHECK(num_seqs <= max_seqs_ && num_pages <= max_pages_per_seq_, num_seqs, num_pages);
+  TDM_CHECK(num_seqs <= limits_.seqs && num_pages <= limits_.pages_per_seq, num_seqs, num_pages);
   std::int32_t* const base = host_.as<std::int32_t>().data();
   std::int32_t* const cu_seqlens = base + at_.cu_seqlens;
   std::int64_t row = 0;
@@ -67,7 +73,7 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
     if (b < isize(chunks)) {
       const ScheduledChunk& chunk = chunks[usize(b)];
       const Sequence& seq = *chunk.seq;
-      TDM_CHECK(row + chunk.count <= max_rows_, row, chunk.count);
+      TDM_CHECK(row + chunk.count <= limits_.rows, row, chunk.count);
       for (std::int64_t position = chunk.begin; position < chunk.begin + chunk.count; ++position) {
         base[at_.token_ids + row] = seq.all_tokens[usize(position)];
         base[at_.slot_mapping + row++] =

@@ -20,14 +20,17 @@ struct BatchBucket {
   auto operator<=>(const BatchBucket&) const = default;
 };
 
+/// Of an engine; on a device with memory of its own batches are padded to buckets.
+[[nodiscard]] BatchLimits batch_limits(const EngineOptions& options, const Device& device);
+
 class BatchBuilder {
  public:
   BatchBuilder(std::int64_t max_rows, std::int64_t max_seqs, std::int64_t max_pages_per_seq,
                Device& device);
 
   /// The most rows and sequences of a batch, padding included.
-  [[nodiscard]] std::int64_t max_rows() const { return max_rows_; }
-  [[nodiscard]] std::int64_t max_seqs() const { return max_seqs_; }
+  [[nodiscard]] std::int64_t max_rows() const { return limits_.rows; }
+  [[nodiscard]] std::int64_t max_seqs() const { return limits_.seqs; }
   /// The smallest bucket for a step of pure decodes: powers of two.
   [[nodiscard]] BatchBucket bucket_of(std::span<const ScheduledChunk> chunks) const;
   /// The batch of `chunks`: chunk b is sequence b; logit_rows are the last rows of the chunks that
@@ -43,9 +46,7 @@ class BatchBuilder {
   };
 
   Device& device_;
-  std::int64_t max_rows_;
-  std::int64_t max_seqs_;
-  std::int64_t max_pages_per_seq_;
+  BatchLimits limits_;
   Layout at_;
   Storage host_;       // on the device itself where the host sees it
   Storage on_device_;  // else this is

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/arena.h"
+#include "engine/warm_up.h"
 
 namespace tandem {
 
@@ -11,7 +12,8 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
     : model_(model),
       ctx_(ctx),
       options_(options),
-      plan_(plan_memory(model, options).value_or_throw()),
+      plan_(plan_serving(model, ctx, options).value_or_throw()),
+      workspace_(plan_.device ? Arena::fixed(usize(plan_.workspace_bytes), *ctx.device) : Arena()),
       cache_(cache_spec_for(model, options.kv_cache_dtype).value_or_throw(), plan_.num_pages,
              plan_.page_size, plan_.num_slots, *ctx.device),
       scheduler_(cache_, options_),
@@ -23,6 +25,9 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
       routed_on_host_(usize(routed_.size_bytes()) / sizeof(std::int32_t)),
       routed_width_(model.moe_layers() * model.experts_per_token()),
       weight_version_(options.first_weight_version) {
+  if (plan_.device) {
+    ctx_.workspace = &workspace_;
+  }
   events_.reserve(usize(options.num_seats()));
   decode_targets_.reserve(usize(options.num_seats()));
 }
@@ -99,7 +104,7 @@ std::span<const SampleTarget> Engine::decode_step(std::span<const ScheduledChunk
     decode_targets_.push_back({chunk.seq, isize(decode_targets_)});
   }
   sampler_.prepare(decode_targets_, bucket.num_seqs);
-  const auto ops = [&] {
+  const auto ops = [this, batch, bucket, keep_routed] {
     run_model(batch, keep_routed);
     sampler_.run(ctx_, logits(bucket.num_seqs));
   };

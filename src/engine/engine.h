@@ -45,8 +45,9 @@ struct EngineStats {
 
 class Engine {
  public:
-  /// Allocates caches and workspace. `model` and what `ctx` points to outlive the engine.
-  /// Errors: throws Error with the sentence of plan_memory() when the options do not fit.
+  /// Allocates caches and workspace: on a device with memory of its own all that it will ever take
+  /// there. `model` and what `ctx` points to outlive the engine.
+  /// Errors: throws Error with the sentence of plan_serving() when the options do not fit.
   Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& options);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -106,6 +107,7 @@ class Engine {
   ExecCtx ctx_;
   EngineOptions options_;
   MemoryPlan plan_;
+  Arena workspace_;  // where memory is planned; else the context's is used
   CacheManager cache_;
   Scheduler scheduler_;
   BatchBuilder batch_;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/checked_cast.h"
+#include "ops/sample.h"
 
 namespace tandem {
 
@@ -123,24 +124,41 @@ Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& option
     return fail("engine options: {} pages of {} tokens: expected fewer than 2^31 cached tokens",
                 plan.num_pages, plan.page_size);
   }
-  const std::int64_t seats = options.num_seats();
-  const std::int64_t batch_ints =
-      2 * options.max_batch_tokens + seats * (pages_per_seq + 4) + 1 +
-      options.max_batch_tokens * model.moe_layers() * model.experts_per_token();
-  plan.workspace_bytes = 4 * (seats * model.vocab_size() + batch_ints);
+  plan.batch_bytes =
+      batch_bytes(model, {options.max_batch_tokens, options.num_seats(), pages_per_seq});
   return plan;
 }
 
+std::int64_t BatchLimits::num_ints() const {
+  return 2 * rows + seqs * (pages_per_seq + 3) + seqs + 1;
+}
+
+std::int64_t batch_bytes(const Model& model, const BatchLimits& limits) {
+  // Logits, batch arrays, routed experts, and what the sampler is told and tells.
+  constexpr auto kSamplerBytes = static_cast<std::int64_t>(sizeof(SampleRow)) + 12;
+  return 4 * (limits.seqs * model.vocab_size() + limits.num_ints() +
+              limits.rows * model.moe_layers() * model.experts_per_token()) +
+         limits.seqs * kSamplerBytes;
+}
+
 std::string MemoryPlan::to_string() const {
-  return fmt::format(
+  std::string text = fmt::format(
       "weights      {:>14}\n"
       "latent pages {:>14}  {} pages of {} tokens, {} bytes each ({})\n"
       "state slots  {:>14}  {} slots, {} bytes each\n"
-      "workspace    {:>14}  logits and batch arrays\n"
-      "total        {:>14}\n",
+      "batches      {:>14}  logits and batch arrays\n",
       mib(weight_bytes), mib(num_pages * page_bytes), num_pages, page_size, page_bytes,
       latent_format_name(latent_format), mib(num_slots * slot_bytes), num_slots, slot_bytes,
-      mib(workspace_bytes), mib(total_bytes()));
+      mib(batch_bytes));
+  text += device ? fmt::format("workspace    {:>14}  activations of the largest pass\n",
+                               mib(workspace_bytes))
+                 : fmt::format("workspace    {:>14}  activations, as they come\n", "-");
+  text += fmt::format("total        {:>14}\n", mib(total_bytes()));
+  if (device) {
+    text += fmt::format("device       {:>14}  {} free beside the weights\n", mib(device->total),
+                        mib(device->free));
+  }
+  return text;
 }
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/error.h"
 #include "models/model.h"
 
@@ -34,7 +35,20 @@ struct EngineOptions {
   [[nodiscard]] std::int64_t num_seats() const;
 };
 
-/// What an engine allocates for a model, decided before any of it is allocated.
+/// The largest batch, padding included.
+struct BatchLimits {
+  std::int64_t rows = 0;
+  std::int64_t seqs = 0;
+  std::int64_t pages_per_seq = 0;
+
+  /// int32 of all arrays of a batch.
+  [[nodiscard]] std::int64_t num_ints() const;
+};
+/// Of logits, batch arrays, routed experts and the sampler.
+[[nodiscard]] std::int64_t batch_bytes(const Model& model, const BatchLimits& limits);
+
+/// What an engine allocates for a model, decided before any of it is allocated. On a device with
+/// memory of its own (engine/warm_up.h) it is all that serving takes: nothing grows later.
 struct MemoryPlan {
   std::int64_t weight_bytes = 0;  // the model's, already resident
   std::int64_t num_pages = 0;
@@ -42,11 +56,14 @@ struct MemoryPlan {
   std::int64_t page_bytes = 0;  // one page
   std::int64_t num_slots = 0;
   LatentFormat latent_format = LatentFormat::kF32;
-  std::int64_t slot_bytes = 0;       // one state slot
-  std::int64_t workspace_bytes = 0;  // logits, routed experts and batch arrays; without the arena
+  std::int64_t slot_bytes = 0;         // one state slot
+  std::int64_t batch_bytes = 0;        // logits, routed experts and batch arrays
+  std::int64_t workspace_bytes = 0;    // activations of a pass; 0: as they come, in host memory
+  std::optional<DeviceMemory> device;  // as it was when the plan was made, weights resident
 
   [[nodiscard]] std::int64_t total_bytes() const {
-    return weight_bytes + num_pages * page_bytes + num_slots * slot_bytes + workspace_bytes;
+    return weight_bytes + num_pages * page_bytes + num_slots * slot_bytes + batch_bytes +
+           workspace_bytes;
   }
   /// A table of a few lines for people.
   [[nodiscard]] std::string to_string() const;

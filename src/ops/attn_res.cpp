@@ -2,6 +2,7 @@
 
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 namespace {
@@ -18,6 +19,15 @@ bool all_rows_like(std::span<const Mat> sources, ConstF32Mat like) {
   return true;
 }
 
+OpWork attn_res_work(F32Mat out, const AttnResNorm& norm, std::span<const ConstF32Mat> sources,
+                     ConstF32Vec w, ConstF32Vec u) {
+  OpWork work =
+      elementwise_work(sources[0], static_cast<double>(sources.size()) * bytes_of(sources[0]) +
+                                       bytes_of(out, norm.y, norm.w, w, u));
+  work.shape = fmt::format("{} x ", sources.size()) + work.shape;
+  return work;
+}
+
 }  // namespace
 
 void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
@@ -31,7 +41,8 @@ void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
   TDM_CHECK(!norm.wanted() || (rows_like(norm.y, result) && vec_of(norm.w, dim)), norm.y.size(0),
             norm.y.size(1), norm.w.size(0), dim);
   TDM_CHECK(ctx.ops->attn_res.aggregate != nullptr);
-  const ProfileScope scope(ctx.profiler, "attn_res");
+  const ProfileScope scope(ctx.profiler, "attn_res",
+                           [&] { return attn_res_work(out, norm, sources, w, u); });
   ctx.ops->attn_res.aggregate(ctx, out, norm, sources, w, u, eps);
 }
 

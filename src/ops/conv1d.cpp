@@ -4,8 +4,23 @@
 #include "ops/check_seqs.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
+
+namespace {
+
+OpWork conv_work(F32Mat y, ConstF32Mat x, std::span<const ConstF32Mat> filters,
+                 const SeqBatch& seqs) {
+  const std::int64_t taps = filters.front().size(1);
+  OpWork work = elementwise_work(
+      x, bytes_of(y, x) + static_cast<double>(filters.size()) * bytes_of(filters.front()) +
+             slot_bytes(seqs, (taps - 1) * x.size(1)));
+  work.flops = 2.0 * static_cast<double>(x.numel() * taps);
+  return work;
+}
+
+}  // namespace
 
 void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, std::span<const ConstF32Mat> filters,
             F32Cube state, const SeqBatch& seqs) {
@@ -23,7 +38,7 @@ void conv1d(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, std::span<const ConstF3
         state.size(1), state.size(2), first.size(1), x.size(1));
   }
   TDM_CHECK(ctx.ops->conv.conv1d != nullptr);
-  const ProfileScope scope(ctx.profiler, "conv1d");
+  const ProfileScope scope(ctx.profiler, "conv1d", [&] { return conv_work(y, x, filters, seqs); });
   ctx.ops->conv.conv1d(ctx, y, x, filters, state, seqs);
 }
 

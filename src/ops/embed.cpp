@@ -4,6 +4,7 @@
 
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 namespace {
@@ -15,6 +16,10 @@ bool ids_below(const ExecCtx& ctx, ConstI32Vec ids, std::int64_t limit) {
                      [limit](std::int32_t id) { return id >= 0 && id < limit; });
 }
 
+double row_bytes(const WeightRef& table) {
+  return static_cast<double>(table.cols) * (table.format == WeightFormat::kBF16 ? 2 : 4);
+}
+
 }  // namespace
 
 void embed(const ExecCtx& ctx, F32Mat y, const WeightRef& table, ConstI32Vec ids) {
@@ -23,7 +28,10 @@ void embed(const ExecCtx& ctx, F32Mat y, const WeightRef& table, ConstI32Vec ids
   TDM_CHECK(vec_of(ids, y.size(0)), ids.size(0), y.size(0));
   TDM_CHECK(ids_below(ctx, ids, table.rows), table.rows);
   TDM_CHECK(ctx.ops->embed.embed != nullptr);
-  const ProfileScope scope(ctx.profiler, "embed");
+  const ProfileScope scope(ctx.profiler, "embed", [&] {
+    return elementwise_work(
+        y, bytes_of(y) + bytes_of(ids) + row_bytes(table) * static_cast<double>(ids.size(0)));
+  });
   ctx.ops->embed.embed(ctx, y, table, ids);
 }
 

@@ -1,9 +1,11 @@
 #include "ops/gemm.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "core/checked_cast.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 #include "tensor/arena_views.h"
 
 namespace tandem::ops {
@@ -14,6 +16,62 @@ void check_linear(F32Mat y, ConstF32Mat x, const PackedWeight& w) {
             x.size(0), x.size(1), w.out, w.in);
   TDM_CHECK((x.size(1) <= 1 || x.stride(1) == 1) && (y.size(1) <= 1 || y.stride(1) == 1),
             x.stride(1), y.stride(1));
+}
+
+double product_flops(std::int64_t rows, const PackedWeight& w) {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(w.out * w.in);
+}
+
+OpWork linear_work(F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
+  OpWork work;
+  work.shape = fmt::format("{} -> {}", shape_of(x), w.out);
+  work.bytes = bytes_of(x) + (accumulate ? 2 : 1) * bytes_of(y) + bytes_of(w);
+  work.flops = product_flops(x.size(0), w);
+  return work;
+}
+
+/// An input that several calls share is read once.
+OpWork group_work(std::span<const LinearCall> calls) {
+  OpWork work;
+  std::vector<const float*> inputs;
+  for (const LinearCall& call : calls) {
+    const OpWork one = linear_work(call.y, call.x, *call.w, false);
+    const bool shared = std::ranges::find(inputs, call.x.data()) != inputs.end();
+    work.shape += inputs.empty() ? one.shape : fmt::format("+{}", call.w->out);
+    work.bytes += one.bytes - (shared ? bytes_of(call.x) : 0.0);
+    work.flops += one.flops;
+    if (call.up != nullptr) {
+      work.shape += fmt::format(" x {}", call.up->out);
+      work.bytes += bytes_of(*call.up);
+      work.flops += one.flops;
+    }
+    inputs.push_back(call.x.data());
+  }
+  return work;
+}
+
+OpWork sum_work(F32Mat y, ConstF32Mat base, std::span<const LinearTerm> terms) {
+  OpWork work;
+  work.bytes = bytes_of(base) + bytes_of(y);
+  for (const LinearTerm& term : terms) {
+    const OpWork one = linear_work({}, term.x, *term.w, false);
+    work.shape += work.shape.empty() ? shape_of(term.x) : fmt::format(" + {}", term.x.size(1));
+    work.bytes += one.bytes;
+    work.flops += one.flops;
+  }
+  work.shape += fmt::format(" -> {}", y.size(1));
+  return work;
+}
+
+OpWork heads_work(F32Cube y, ConstF32Cube x, std::span<const PackedWeight> w) {
+  OpWork work;
+  work.shape = fmt::format("{} -> {}", shape_of(x), y.size(2));
+  work.bytes = bytes_of(x) + bytes_of(y);
+  for (const PackedWeight& head : w) {
+    work.bytes += bytes_of(head);
+    work.flops += product_flops(x.size(0), head);
+  }
+  return work;
 }
 
 }  // namespace
@@ -28,7 +86,8 @@ void pack(const ExecCtx& ctx, PackedWeight& packed, const WeightRef& weight,
 void linear(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, const PackedWeight& w, bool accumulate) {
   check_linear(y, x, w);
   TDM_CHECK(ctx.ops->gemm.linear != nullptr);
-  const ProfileScope scope(ctx.profiler, "linear");
+  const ProfileScope scope(ctx.profiler, "linear",
+                           [&] { return linear_work(y, x, w, accumulate); });
   ctx.ops->gemm.linear(ctx, y, x, w, accumulate);
 }
 
@@ -40,7 +99,7 @@ void linear_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
                                      call.up->format == call.w->format));
   }
   TDM_CHECK(ctx.ops->gemm.linear_group != nullptr);
-  const ProfileScope scope(ctx.profiler, "linear_group");
+  const ProfileScope scope(ctx.profiler, "linear_group", [&] { return group_work(calls); });
   ctx.ops->gemm.linear_group(ctx, calls);
 }
 
@@ -72,7 +131,7 @@ void linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const 
     check_linear(y, term.x, *term.w);
   }
   TDM_CHECK(ctx.ops->gemm.linear_sum != nullptr);
-  const ProfileScope scope(ctx.profiler, "linear_sum");
+  const ProfileScope scope(ctx.profiler, "linear_sum", [&] { return sum_work(y, base, terms); });
   ctx.ops->gemm.linear_sum(ctx, y, base, terms);
 }
 
@@ -103,7 +162,7 @@ void linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const
               x.size(2));
   }
   TDM_CHECK(ctx.ops->gemm.linear_heads != nullptr);
-  const ProfileScope scope(ctx.profiler, "linear_heads");
+  const ProfileScope scope(ctx.profiler, "linear_heads", [&] { return heads_work(y, x, w); });
   ctx.ops->gemm.linear_heads(ctx, y, x, w, accumulate);
 }
 

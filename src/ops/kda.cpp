@@ -4,6 +4,7 @@
 
 #include "ops/check_seqs.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem {
 namespace {
@@ -69,6 +70,31 @@ void check_decode(const KdaDecode& in, F32Cube y, F32Cube conv) {
             conv.size(1), conv.size(2));
 }
 
+/// What its parts do, without what they hand to each other.
+OpWork decode_work(F32Cube y, const KdaDecode& in, const SeqBatch& seqs) {
+  const std::int64_t state = y.size(1) * y.size(2) * y.size(2);
+  const std::int64_t taps = in.filters[0].size(1);
+  OpWork work;
+  work.shape = shape_of(y);
+  work.bytes = bytes_of(y, in.gate_out) + bytes_of(in.qkv, in.f_a, in.b) + bytes_of(*in.f_b) +
+               3 * bytes_of(in.filters[0]) + bytes_of(in.dt_bias) +
+               slot_bytes(seqs, state + (taps - 1) * in.qkv.size(1));
+  work.flops =
+      static_cast<double>(y.size(0)) *
+      static_cast<double>(7 * state + 2 * in.f_b->out * in.f_b->in + 2 * taps * in.qkv.size(1));
+  return work;
+}
+
+/// A step of one head: decay, S^T k, k r^T and S^T q over its [K, V] state.
+OpWork recurrence_work(F32Cube o, const KdaInputs& in, const SeqBatch& seqs) {
+  const std::int64_t state = in.q.size(1) * in.q.size(2) * in.v.size(2);
+  OpWork work;
+  work.shape = fmt::format("{} x {}", shape_of(in.q), in.v.size(2));
+  work.bytes = bytes_of(o, in.q, in.k, in.v, in.g, in.beta) + slot_bytes(seqs, state);
+  work.flops = 7.0 * static_cast<double>(in.q.size(0)) * static_cast<double>(state);
+  return work;
+}
+
 }  // namespace
 
 std::int64_t kda_num_checkpoints(const ExecCtx& ctx, const SeqBatch& seqs, std::int64_t rows) {
@@ -90,7 +116,9 @@ void kda_gate(const ExecCtx& ctx, F32Cube g, F32Mat beta, ConstF32Cube f, ConstF
   check_cube(g, f.size(0), f.size(1), f.size(2));
   TDM_CHECK(b.size(0) == f.size(0) && b.size(1) == f.size(1) && beta.shape() == b.shape(),
             beta.size(0), beta.size(1), b.size(0), b.size(1));
-  const ProfileScope scope(ctx.profiler, "kda_gate");
+  const ProfileScope scope(ctx.profiler, "kda_gate", [&] {
+    return elementwise_work(g, bytes_of(g, beta, f, b, a_log, dt_bias));
+  });
   ctx.ops->kda.gate(ctx, g, beta, f, b, a_log, dt_bias, params);
 }
 
@@ -120,7 +148,8 @@ void kda_recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const Kda
   check_cube(o, o.size(0), o.size(1), o.size(2));
   check_seqs(ctx, seqs, o.size(0), pool.num_slots);
   check_pool(pool, seqs, in);
-  const ProfileScope scope(ctx.profiler, "kda_recurrent");
+  const ProfileScope scope(ctx.profiler, "kda_recurrent",
+                           [&] { return recurrence_work(o, in, seqs); });
   ctx.ops->kda.recurrent(ctx, o, in, pool, seqs, checkpoints);
 }
 
@@ -135,7 +164,7 @@ bool kda_decode(const ExecCtx& ctx, F32Cube y, const KdaDecode& in, const KdaSta
   if (ctx.ops->kda.decode == nullptr) {
     return false;
   }
-  const ProfileScope scope(ctx.profiler, "kda_decode");
+  const ProfileScope scope(ctx.profiler, "kda_decode", [&] { return decode_work(y, in, seqs); });
   return ctx.ops->kda.decode(ctx, y, in, pool, conv, seqs);
 }
 
@@ -146,7 +175,7 @@ void kda_chunk(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStat
   check_seqs(ctx, seqs, o.size(0), pool.num_slots);
   check_pool(pool, seqs, in);
   TDM_CHECK(ctx.ops->kda.chunk != nullptr);
-  const ProfileScope scope(ctx.profiler, "kda_chunk");
+  const ProfileScope scope(ctx.profiler, "kda_chunk", [&] { return recurrence_work(o, in, seqs); });
   ctx.ops->kda.chunk(ctx, o, in, pool, seqs);
 }
 

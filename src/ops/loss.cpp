@@ -4,6 +4,7 @@
 
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 namespace {
@@ -28,7 +29,8 @@ void log_prob(const ExecCtx& ctx, F32Vec logprob, F32Vec entropy, ConstF32Mat lo
   TDM_CHECK(vec_of(logprob, logits.size(0)), logprob.size(0), logits.size(0));
   TDM_CHECK(entropy.empty() || vec_of(entropy, logits.size(0)), entropy.size(0), logits.size(0));
   TDM_CHECK(ctx.ops->loss.log_prob != nullptr);
-  const ProfileScope scope(ctx.profiler, "log_prob");
+  const ProfileScope scope(ctx.profiler, "log_prob",
+                           [&] { return elementwise_work(logits, bytes_of(logits)); });
   ctx.ops->loss.log_prob(ctx, logprob, entropy, logits, targets, temperature);
 }
 

@@ -3,6 +3,7 @@
 #include "ops/check_seqs.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem {
 namespace {
@@ -57,6 +58,26 @@ void check_query(const MlaQueryParts<T>& q, std::int64_t dim) {
   check_dense_rows(q.shared);
 }
 
+OpWork prepare_work(const MlaPrepare& x) {
+  const auto row = static_cast<double>(x.kv_raw.size(1) * element_bytes(x.rows.format));
+  OpWork work;
+  work.shape = fmt::format("{}, {}", shape_of(x.cq_raw), shape_of(x.kv_raw));
+  work.bytes = bytes_of(x.cq, x.kv, x.cq_raw, x.kv_raw, x.slot_mapping) +
+               (x.rows.empty() ? 0.0 : row * static_cast<double>(x.kv_raw.size(0)));
+  return work;
+}
+
+OpWork absorbed_work(F32Cube o_lat, const MlaQuery& q, const MlaCacheView& cache) {
+  OpWork work;
+  work.shape = fmt::format("{} + {}, {}", shape_of(q.latent), q.shared.size(2),
+                           latent_format_name(cache.rows.format));
+  work.bytes = bytes_of(q.latent, q.shared) + bytes_of(o_lat);
+  work.bytes_per_key = static_cast<double>(cache.rows.width * element_bytes(cache.rows.format));
+  work.flops_per_pair =
+      2.0 * static_cast<double>(q.latent.size(1) * (cache.rows.width + o_lat.size(2)));
+  return work;
+}
+
 }  // namespace
 
 namespace ops {
@@ -75,7 +96,7 @@ void mla_prepare(const ExecCtx& ctx, const MlaPrepare& x) {
     TDM_CHECK(x.slot_mapping.size(0) == tokens, x.slot_mapping.size(0), tokens);
     check_slots(ctx, x.rows, x.slot_mapping);
   }
-  const ProfileScope scope(ctx.profiler, "mla_prepare");
+  const ProfileScope scope(ctx.profiler, "mla_prepare", [&] { return prepare_work(x); });
   ctx.ops->mla.prepare(ctx, x);
 }
 
@@ -85,7 +106,9 @@ void mla_store(const ExecCtx& ctx, const LatentRows& rows, ConstF32Mat kv,
   TDM_CHECK(slot_mapping.size(0) == kv.size(0), slot_mapping.size(0), kv.size(0));
   check_dense_rows(kv);
   check_slots(ctx, rows, slot_mapping);
-  const ProfileScope scope(ctx.profiler, "mla_store");
+  const ProfileScope scope(ctx.profiler, "mla_store", [&] {
+    return elementwise_work(kv, 2 * bytes_of(kv) + bytes_of(slot_mapping));
+  });
   ctx.ops->mla.store(ctx, rows, kv, slot_mapping);
 }
 
@@ -98,7 +121,8 @@ void mla_absorbed(const ExecCtx& ctx, F32Cube o_lat, F32Mat lse, const MlaQuery&
   check_dense_rows(o_lat);
   check_seqs(ctx, {batch.cu_seqlens, {}}, o_lat.size(0));
   check_pages(ctx, cache, batch, o_lat.size(0));
-  const ProfileScope scope(ctx.profiler, "mla_absorbed");
+  const ProfileScope scope(ctx.profiler, "mla_absorbed",
+                           [&] { return absorbed_work(o_lat, q, cache); });
   ctx.ops->mla.absorbed(ctx, o_lat, lse, q, cache, batch, scale);
 }
 

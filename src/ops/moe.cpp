@@ -2,6 +2,7 @@
 
 #include "core/checked_cast.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 namespace {
@@ -51,6 +52,18 @@ void check_grads(std::span<const F32Mat> grads, std::size_t num_experts, std::in
   }
 }
 
+OpWork experts_work(F32Mat out, ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights,
+                    const ExpertWeights& experts) {
+  const PackedWeight& gate = experts.w1[0];
+  OpWork work;
+  work.shape =
+      fmt::format("{} -> {}, {} of {}", shape_of(x), gate.out, ids.size(1), experts.w1.size());
+  work.bytes = bytes_of(out) + bytes_of(x) + bytes_of(ids) + bytes_of(weights);
+  work.bytes_per_expert = bytes_of(gate) + bytes_of(experts.w3[0]) + bytes_of(experts.w2[0]);
+  work.flops = 6.0 * static_cast<double>(ids.numel()) * static_cast<double>(gate.out * gate.in);
+  return work;
+}
+
 }  // namespace
 
 void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
@@ -65,7 +78,8 @@ void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32
     check_saved(*saved, x.size(0), ids.size(1), width, x.size(1));
   }
   TDM_CHECK(ctx.ops->moe.experts != nullptr && ctx.ops->act.situ != nullptr);
-  const ProfileScope scope(ctx.profiler, "experts");
+  const ProfileScope scope(ctx.profiler, "experts",
+                           [&] { return experts_work(out, x, ids, weights, experts); });
   ctx.ops->moe.experts(ctx, out, saved, x, ids, weights, experts, act);
 }
 

@@ -3,6 +3,7 @@
 #include "core/checked_cast.h"
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 
@@ -10,7 +11,8 @@ void rms_norm(const ExecCtx& ctx, F32Mat y, ConstF32Mat x, ConstF32Vec w, float 
   TDM_CHECK(rows_contiguous(x) && rows_like(y, x), y.size(0), y.size(1), x.size(0), x.size(1));
   TDM_CHECK(vec_of(w, x.size(1)), w.size(0), x.size(1));
   TDM_CHECK(ctx.ops->norm.rms_norm != nullptr);
-  const ProfileScope scope(ctx.profiler, "rms_norm");
+  const ProfileScope scope(ctx.profiler, "rms_norm",
+                           [&] { return elementwise_work(y, bytes_of(y, x, w)); });
   ctx.ops->norm.rms_norm(ctx, y, x, w, eps);
 }
 
@@ -29,7 +31,8 @@ void rms_norm_gated(const ExecCtx& ctx, F32Cube y, ConstF32Cube o, ConstF32Cube 
             o.size(2));
   TDM_CHECK(vec_of(w, o.size(2)), w.size(0), o.size(2));
   TDM_CHECK(ctx.ops->norm.rms_norm_gated != nullptr);
-  const ProfileScope scope(ctx.profiler, "rms_norm_gated");
+  const ProfileScope scope(ctx.profiler, "rms_norm_gated",
+                           [&] { return elementwise_work(y, bytes_of(y, o, gate, w)); });
   ctx.ops->norm.rms_norm_gated(ctx, y, o, gate, w, eps);
 }
 
@@ -51,7 +54,8 @@ void l2_norm(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const floa
   TDM_CHECK(!scales.empty() && isize(scales) <= kMaxL2Scales && x.size(1) % isize(scales) == 0,
             scales.size(), x.size(1));
   TDM_CHECK(ctx.ops->norm.l2_norm != nullptr);
-  const ProfileScope scope(ctx.profiler, "l2_norm");
+  const ProfileScope scope(ctx.profiler, "l2_norm",
+                           [&] { return elementwise_work(y, bytes_of(y, x)); });
   ctx.ops->norm.l2_norm(ctx, y, x, scales, eps);
 }
 

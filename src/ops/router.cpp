@@ -4,6 +4,7 @@
 #include "ops/check_views.h"
 #include "ops/moe.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 namespace {
@@ -31,7 +32,9 @@ void route(const ExecCtx& ctx, I32Mat ids, F32Mat weights, F32Mat scores, ConstF
   TDM_CHECK(ids.size(1) >= 1 && ids.size(1) <= logits.size(1), ids.size(1), logits.size(1));
   TDM_CHECK(vec_of(bias, logits.size(1)), bias.size(0), logits.size(1));
   TDM_CHECK(ctx.ops->moe.route != nullptr);
-  const ProfileScope scope(ctx.profiler, "route");
+  const ProfileScope scope(ctx.profiler, "route", [&] {
+    return elementwise_work(logits, bytes_of(ids, weights, scores, logits, bias));
+  });
   ctx.ops->moe.route(ctx, ids, weights, scores, logits, bias, params);
 }
 
@@ -42,7 +45,9 @@ void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat
             ids.size(0), ids.size(1), weights.size(0), weights.size(1), logits.size(0));
   TDM_CHECK(ids_below(ctx, ids, logits.size(1)), logits.size(1));
   TDM_CHECK(ctx.ops->moe.route_replay != nullptr);
-  const ProfileScope scope(ctx.profiler, "route_replay");
+  const ProfileScope scope(ctx.profiler, "route_replay", [&] {
+    return elementwise_work(logits, bytes_of(ids, weights, scores, logits));
+  });
   ctx.ops->moe.route_replay(ctx, weights, scores, logits, ids, params);
 }
 

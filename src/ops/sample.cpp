@@ -2,6 +2,7 @@
 
 #include "ops/check_views.h"
 #include "ops/op_table.h"
+#include "ops/op_work.h"
 
 namespace tandem::ops {
 
@@ -15,7 +16,8 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
               row.params.top_k);
   }
   TDM_CHECK(ctx.ops->sample.sample != nullptr);
-  const ProfileScope scope(ctx.profiler, "sample");
+  const ProfileScope scope(ctx.profiler, "sample",
+                           [&] { return elementwise_work(logits, bytes_of(logits)); });
   ctx.ops->sample.sample(ctx, ids, logits, rows);
 }
 

@@ -1,4 +1,7 @@
 // The command line itself: help, version, usage errors.
+#include <cstdio>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,10 +53,39 @@ TEST(CommandLine, HelpListsEverySubcommand) {
   }
 }
 
+TEST(CommandLine, HelpOfEveryBench) {
+  const Outcome all = run_tandem({"bench", "--help"});
+  EXPECT_EQ(all.exit_code, 0);
+  for (const char* name : {"decode", "prefill", "kernels", "engine"}) {
+    EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + name + " "));
+    const Outcome one = run_tandem({"bench", name, "--help"});
+    EXPECT_EQ(one.exit_code, 0);
+    for (const char* option : {"MODEL", "--load-format", "--num-layers", "--json", "--device"}) {
+      EXPECT_THAT(one.out, HasSubstr(option)) << name;
+    }
+  }
+}
+
 TEST(CommandLine, Version) {
   const Outcome outcome = run_tandem({"--version"});
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(outcome.out, ::testing::MatchesRegex("tandem [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+/// CUDA's runtime is linked in where it is used at all, and CUPTI is loaded when asked for.
+TEST(CommandLine, TheProgramNeedsNoCudaToStart) {
+  FILE* const pipe = ::popen("ldd " TDM_BINARY, "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string libraries;
+  char text[256];
+  while (std::fgets(text, sizeof text, pipe) != nullptr) {
+    libraries += text;
+  }
+  ASSERT_EQ(::pclose(pipe), 0);
+  EXPECT_THAT(libraries, HasSubstr("libc.so"));
+  for (const char* name : {"libcuda", "libcupti", "libnvrtc", "libcublas"}) {
+    EXPECT_THAT(libraries, ::testing::Not(HasSubstr(name)));
+  }
 }
 
 TEST(CommandLine, UsageErrorsExitWith2) {

@@ -50,6 +50,13 @@ TEST(DeviceInfo, AsksForTheOversizedLimitOnlyWhereThereIsOne) {
   EXPECT_EQ(info.oversized_smem_per_block, 334848);
 }
 
+TEST(DeviceInfo, KnowsThePeakOfHopper) {
+  FakeGpu h100("H100", 9, 0, 132, 232448);
+  h100.set(cudaDevAttrClockRate, 1'830'000);
+  EXPECT_NEAR(1e-12 * peak_flops(read_device_info(h100)), 989.4, 1.0);  // its data sheet
+  EXPECT_EQ(peak_flops(read_device_info(FakeGpu("RTX", 12, 0, 84, 101376))), 0.0);
+}
+
 TEST(DeviceInfo, RefusesWhatTheKernelsCannotRunOnByName) {
   EXPECT_EQ(unsupported_reason(read_device_info(FakeGpu("H200", 9, 0, 132, 232448))), std::nullopt);
   EXPECT_EQ(unsupported_reason(read_device_info(FakeGpu("RTX", 12, 0, 84, 101376))), std::nullopt);

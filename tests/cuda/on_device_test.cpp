@@ -1,6 +1,8 @@
 // The engine in the GPU's own memory, decoding by recorded graphs: against the CPU where the
 // arithmetic is the same, and against itself in other batches, slots and runs, bit for bit.
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -16,6 +18,8 @@
 #include "engine/engine.h"
 #include "models/kimi_k3/init.h"
 #include "models/registry.h"
+#include "ops/act.h"
+#include "ops/embed.h"
 
 namespace tandem::test {
 namespace {
@@ -166,6 +170,83 @@ TEST(OnDevice, SaysWhatItCannotDo) {
     EXPECT_NE(std::string(error.what()).find("allocating 70368744177664 bytes"), std::string::npos)
         << error.what();
   }
+}
+
+TEST(OnDevice, KeepsToItsMemoryLimit) {
+  const auto device = make_cuda_device({.memory_limit = 64 << 20});
+  const Storage most(60 << 20, *device);
+  EXPECT_EQ(device->memory()->free, 4 << 20);
+  EXPECT_THROW(Storage(5 << 20, *device), Error);
+  EXPECT_EQ(Storage(4 << 20, *device).size_bytes(), 4 << 20);
+}
+
+TEST(OnDevice, ServingAllocatesNothing) {
+  Checkpoint checkpoint{"k3-nano", stored(true, kimi_k3::ExpertFormat::kNvFp4, false)};
+  std::unique_ptr<Device> owned = make_cuda_device({});
+  Device& device = *owned;
+  Machine gpu(checkpoint, std::move(owned));
+  const auto before = gpu.run(make_requests(gpu.model(), 40, 1.0F), 33);
+  const std::int64_t allocated = device.memory()->allocated;
+  const auto after = gpu.run(make_requests(gpu.model(), 40, 1.0F), 33);
+  EXPECT_EQ(device.memory()->allocated, allocated);  // each run's engine gave all of its own back
+  expect_same(after.front(), before.front(), "the first request");
+}
+
+TEST(OnDevice, TracesKernelsInsideRecordings) {
+  const auto device = make_cuda_device({});
+  ThreadPool pool(1);
+  Arena workspace(std::size_t{1} << 20, *device);
+  const ExecCtx ctx{&cuda_backend(), &pool, &workspace, nullptr, device.get()};
+  Storage memory(3 * 64 * 4, *device);
+  float* const data = memory.as<float>().data();
+  const auto add = [&] {
+    for (int i = 0; i < 5; ++i) {
+      ops::add(ctx, {data + 128, {1, 64}}, {data, {1, 64}}, {data + 64, {1, 64}});
+    }
+  };
+  using Kind = TraceEvent::Kind;
+  const auto count = [](const std::vector<TraceEvent>& trace, Kind kind) {
+    return std::ranges::count(trace, kind, &TraceEvent::kind);
+  };
+  EXPECT_EQ(count(device->trace(add), Kind::kKernel), 5);
+  const auto recording = device->record(add);
+  const std::vector<TraceEvent> trace = device->trace([&] { recording->launch(); });
+  EXPECT_EQ(count(trace, Kind::kKernel), 5);
+  ASSERT_EQ(count(trace, Kind::kCall), 1);
+  EXPECT_EQ(std::ranges::find(trace, Kind::kCall, &TraceEvent::kind)->name, "cudaGraphLaunch");
+}
+
+/// In a process of its own, as the GPU is lost to it: an id far outside the table, which nobody can
+/// check on the way to the GPU, makes a kernel read foreign memory.
+TEST(LostDevice, IsAnErrorThatNamesTheOpAndEndsInOrder) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto lose = [] {
+    const auto device = make_cuda_device({});
+    ThreadPool pool(1);
+    Arena workspace(std::size_t{1} << 20, *device);
+    const ExecCtx ctx{&cuda_backend(), &pool, &workspace, nullptr, device.get()};
+    Storage table(64 * 4, *device);
+    Storage rows(64 * 4, *device);
+    Storage ids(4, *device);
+    const std::int32_t far = 1 << 30;
+    device->upload(ids.data(), &far, sizeof far);
+    const WeightRef weight = WeightRef::of({table.as<float>().data(), {1, 64}});
+    try {
+      ops::embed(ctx, {rows.as<float>().data(), {1, 64}}, weight,
+                 {ids.as<std::int32_t>().data(), {1}});
+      device->synchronize();
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return;
+    }
+    std::fputs("no error\n", stderr);
+  };
+  EXPECT_EXIT(
+      {
+        lose();  // and its buffers, arena and device go
+        std::_Exit(3);
+      },
+      ::testing::ExitedWithCode(3), "given last: embed.*cannot be used by this process any more");
 }
 
 }  // namespace

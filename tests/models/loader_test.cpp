@@ -2,6 +2,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
+#include <map>
+#include <tuple>
 
 #include <gmock/gmock.h>
 
@@ -26,8 +29,8 @@ class Tensors {
  public:
   explicit Tensors(const kimi_k3::InitOptions& options = {}) {
     // Made once for each kind of checkpoint a test damages.
-    static std::map<std::pair<kimi_k3::ExpertFormat, bool>, Undamaged> made;
-    Undamaged& undamaged = made[{options.experts, options.fp8_attention}];
+    static std::map<std::tuple<kimi_k3::ExpertFormat, bool, bool>, Undamaged> made;
+    Undamaged& undamaged = made[{options.experts, options.fp8_attention, options.bf16}];
     if (undamaged.tensors.empty()) {
       undamaged = make(options);
     }
@@ -190,7 +193,7 @@ TEST(Loader, WrongShapesAndTypesAreNamedWithWhatWasExpected) {
        "[128, 128]",
        "[129, 128]"},
       {kExpert + ".weight", DType::kF32, {128, 64}, "[64, 128]", "[128, 64]"},  // transposed
-      {kExpert + ".weight", DType::kF16, {64, 128}, "BF16 or F32", "F16"},
+      {kExpert + ".weight", DType::kF16, {64, 128}, "F32 or BF16", "F16"},
       {kLayer1 + "self_attn.A_log", DType::kF32, {3}, "[4]", "[3]"},
   };
   for (const Case& c : cases) {
@@ -242,6 +245,23 @@ TEST(Loader, ScalesWithoutAValueAreNamed) {
   with(nv, q_proj + ".weight_scale", 0, kNaN, q_proj, "scale[0, 0]: expected a finite number");
   with(nv, q_proj + ".weight", 128 * 3 + 7, std::uint8_t{0xFF}, q_proj,
        "weight[3, 7]: expected a number");
+}
+
+TEST(Loader, PlainWeightsThatAreNoNumbersAreNamed) {
+  const auto with = [](bool bf16, const std::string& name, std::size_t index, auto value,
+                       const char* expected) {
+    Tensors tensors({.bf16 = bf16});
+    tensors.set(name, index, value);
+    EXPECT_THAT(tensors.message(), AllOf(HasSubstr("tensor " + name + ":"), HasSubstr(expected)));
+  };
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::string q_proj = kLayer1 + "self_attn.q_proj.weight";
+  with(false, q_proj, 128 * 3 + 7, kNaN, "weight[3, 7]: expected a finite number");
+  with(false, kNorm, 5, kInf, "weight[0, 5]: expected a finite number");
+  with(false, "language_model.model.embed_tokens.weight", 128, -kInf, "weight[1, 0]");
+  with(true, q_proj, 128 * 9 + 1, std::uint16_t{0x7FC0}, "weight[9, 1]");
+  with(true, q_proj, 2, std::uint16_t{0xFF80}, "weight[0, 2]");
 }
 
 TEST(Loader, AQuantisedEmbeddingIsRefused) {

@@ -64,7 +64,8 @@ class FakeModel final : public Model {
     for (std::int64_t b = 0; b < batch.seqs.num_seqs(); ++b) {
       for (std::int64_t t = batch.seqs.begin(b); t < batch.seqs.begin(b + 1); ++t) {
         const std::int64_t position = batch.kv_lens(b) - (batch.seqs.begin(b + 1) - t);
-        const std::uint64_t hash = read_token(batch, cache, b, t, position);
+        const bool is_padding = batch.seqs.state_slots(b) == -1;
+        const std::uint64_t hash = is_padding ? 0 : read_token(batch, cache, b, t, position);
         if (routed != nullptr) {
           write_experts(routed->ids.row(t), hash, weights);
         }
@@ -124,6 +125,10 @@ class FakeModel final : public Model {
     std::set<std::int32_t> rows;
     for (std::int64_t b = 0; b < num_seqs; ++b) {
       const std::int32_t slot = batch.seqs.state_slots(b);
+      if (slot == -1) {  // padding
+        TDM_CHECK(batch.kv_lens(b) == 0, b);
+        continue;
+      }
       TDM_CHECK(slot >= 0 && slot < cache.num_slots && slots.insert(slot).second, slot);
       TDM_CHECK(batch.seqs.length(b) > 0 && batch.kv_lens(b) >= batch.seqs.length(b));
       for (std::int64_t i = 0; i < batch.page_table.size(1); ++i) {
@@ -132,7 +137,8 @@ class FakeModel final : public Model {
       }
     }
     for (std::int64_t t = 0; t < batch.slot_mapping.size(0); ++t) {
-      TDM_CHECK(rows.insert(batch.slot_mapping(t)).second, batch.slot_mapping(t));
+      const std::int32_t row = batch.slot_mapping(t);
+      TDM_CHECK(row == -1 || rows.insert(row).second, row);
     }
   }
 

@@ -2,6 +2,7 @@
 // tests only. Views passed to its ops lie in the memory of a device from make_cuda_device().
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "core/device.h"
@@ -20,6 +21,8 @@ struct CudaOptions {
   bool exact_linear = false;
   /// A kernel may start while the one before it ends. Off: to measure what that is worth.
   bool dependent_launch = true;
+  /// The most bytes that may be allocated, for a GPU shared with others; 0: all there are.
+  std::int64_t memory_limit = 0;
 };
 
 [[nodiscard]] const OpTable& cuda_backend();

@@ -81,7 +81,7 @@ __device__ __forceinline__ void start_barriers(const DecodeBlock& block) {
   }
   __syncthreads();
   if constexpr (kCluster) {  // the other CTA's as well
-    ptx::cluster_arrive();
+    ptx::cluster_arrive_release();
     ptx::cluster_wait();
   }
 }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   if constexpr (kCluster) {
     // The other CTA may still copy into this one, or arrive at its barriers.
     __syncwarp();
-    ptx::cluster_arrive();
+    ptx::cluster_arrive_release();
     ptx::cluster_wait();
   }
 #endif

@@ -4,6 +4,7 @@
 
 #include "core/checked_cast.h"
 #include "models/kimi_k3/dummy.h"
+#include "models/kimi_k3/finite.h"
 #include "models/kimi_k3/init.h"
 #include "models/kimi_k3/model.h"
 #include "tensor/quant.h"
@@ -135,12 +136,30 @@ class WeightLoader {
     return result.ok() && ok();
   }
 
+  bool is_sound(const std::string& name, const Status& status) {
+    if (!status.ok()) {
+      problem_ =
+          fmt::format("checkpoint {}: tensor {}: {}", checkpoint_.dir(), name, status.message());
+    }
+    return status.ok();
+  }
+
   // --- single tensors
-  // ---------------------------------------------------------------------------------------------------
-  /// A small tensor, always held in fp32.
-  nn::Parameter* vector(const std::string& name, Shape shape) {
+  /// A tensor in F32 or BF16, all of it numbers.
+  std::optional<TensorInfo> plain(const std::string& name, const Shape& shape) {
     const auto tensor = checkpoint_.take(name, {DType::kF32, DType::kBF16}, shape);
     if (!keep_problem(tensor)) {
+      return std::nullopt;
+    }
+    const bool sound = !options_.dummy_experts.empty() ||
+                       is_sound(name, check_finite(tensor->bytes, tensor->dtype, shape.back()));
+    return sound ? std::optional(*tensor) : std::nullopt;
+  }
+
+  /// A small tensor, always held in fp32.
+  nn::Parameter* vector(const std::string& name, Shape shape) {
+    const auto tensor = plain(name, shape);
+    if (!tensor) {
       return nullptr;
     }
     nn::Parameter& parameter =
@@ -162,20 +181,20 @@ class WeightLoader {
       const auto tensor = checkpoint_.take(name, dtype, shape);
       return keep_problem(tensor) ? aligned(*tensor, copy) : nullptr;
     };
-    const TensorInfo* plain = checkpoint_.find(base + ".weight");
+    const TensorInfo* weight = checkpoint_.find(base + ".weight");
     if (checkpoint_.find(base + ".weight_packed") != nullptr) {
       ref.format = WeightFormat::kMxFp4;
       ref.data = take(base + ".weight_packed", DType::kU8, {rows, cols / 2}, stored.data_copy);
       ref.scales =
           take(base + ".weight_scale", DType::kU8, {rows, cols / kMxFp4Group}, stored.scales_copy);
-    } else if (plain != nullptr && plain->dtype == DType::kU8) {
+    } else if (weight != nullptr && weight->dtype == DType::kU8) {
       ref.format = WeightFormat::kNvFp4;
       ref.data = take(base + ".weight", DType::kU8, {rows, cols / 2}, stored.data_copy);
       ref.scales = take(base + ".weight_scale", DType::kF8E4M3, {rows, cols / kNvFp4Group},
                         stored.scales_copy);
       ref.scale_2 = scalar(base + ".weight_scale_2");
       scalar(base + ".input_scale");  // activations stay fp32: read for completeness only
-    } else if (plain != nullptr && plain->dtype == DType::kF8E4M3) {
+    } else if (weight != nullptr && weight->dtype == DType::kF8E4M3) {
       ref.format = WeightFormat::kFp8Block;
       ref.data = take(base + ".weight", DType::kF8E4M3, {rows, cols}, stored.data_copy);
       const std::int64_t row_blocks = (rows + kFp8Block - 1) / kFp8Block;
@@ -183,9 +202,7 @@ class WeightLoader {
       ref.scales = take(base + ".weight_scale", DType::kF32, {row_blocks, 1, col_blocks, 1},
                         stored.scales_copy);
     } else {
-      const auto tensor =
-          checkpoint_.take(base + ".weight", {DType::kBF16, DType::kF32}, Shape{rows, cols});
-      if (keep_problem(tensor)) {
+      if (const auto tensor = plain(base + ".weight", {rows, cols})) {
         ref.format = tensor->dtype == DType::kBF16 ? WeightFormat::kBF16 : WeightFormat::kF32;
         ref.data = aligned(*tensor, stored.data_copy);
       }
@@ -193,12 +210,7 @@ class WeightLoader {
     if (!ok()) {
       return std::nullopt;
     }
-    if (const Status status = validate_scales(ref); !status.ok()) {
-      problem_ =
-          fmt::format("checkpoint {}: tensor {}: {}", checkpoint_.dir(), base, status.message());
-      return std::nullopt;
-    }
-    return stored;
+    return is_sound(base, validate_scales(ref)) ? std::optional(std::move(stored)) : std::nullopt;
   }
 
   float scalar(const std::string& name) {
@@ -268,7 +280,6 @@ class WeightLoader {
   }
 
   // --- parts of the model
-  // -------------------------------------------------------------------------------------------------
   void load_top() {
     const std::string prefix = "language_model.model.";
     load_embedding(prefix + "embed_tokens.weight");
@@ -286,8 +297,7 @@ class WeightLoader {
       }
       return;
     }
-    const auto tensor = checkpoint_.take(name, {DType::kF32, DType::kBF16}, shape);
-    if (keep_problem(tensor)) {
+    if (const auto tensor = plain(name, shape)) {
       Storage& storage = model_.embed_storage_;
       storage = Storage(isize(tensor->bytes), *ctx_.device);
       storage.assign(tensor->bytes);

@@ -230,7 +230,7 @@ class SegmentSums {
   /// Every segment's sum is there.
   __device__ __forceinline__ void meet() const {
     if (cluster_ > 1) {
-      ptx::cluster_arrive();
+      ptx::cluster_arrive_release();
       ptx::cluster_wait();
     } else {
       __syncthreads();

@@ -15,6 +15,11 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 }
 
+/// barrier.cluster.arrive.release: what this thread has written is visible after the waits.
+__device__ __forceinline__ void cluster_arrive_release() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+
 /// barrier.cluster.wait.acquire: until every thread of the cluster has arrived. Whole warps call.
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
@@ -32,6 +37,17 @@ __device__ __forceinline__ void store_to_rank(float* shared, std::uint64_t* barr
       :
       : "r"(shared_address(shared)), "r"(shared_address(barrier)), "r"(rank),
         "r"(__float_as_uint(value))
+      : "memory");
+}
+
+/// st.shared::cluster: the same without a barrier of its own; visible after the waits that follow
+/// cluster_arrive_release().
+__device__ __forceinline__ void store_to_rank(float* shared, unsigned rank, float value) {
+  asm volatile(
+      "{ .reg .u32 place; mapa.shared::cluster.u32 place, %0, %1;"
+      "  st.shared::cluster.f32 [place], %2; }"
+      :
+      : "r"(shared_address(shared)), "r"(rank), "f"(value)
       : "memory");
 }
 

@@ -6,7 +6,7 @@
 namespace tandem::cuda {
 
 /// Errors: throws Error when `status` is not cudaSuccess. `what` is a phrase: "allocating 4096
-/// bytes".
+/// bytes". The message says when the GPU is lost to this process.
 void check(cudaError_t status, const char* what);
 
 }  // namespace tandem::cuda

@@ -1,13 +1,18 @@
 #include "backends/cuda/runtime/cuda_device.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backends/cuda/runtime/check.h"
+#include "backends/cuda/runtime/kernel_trace.h"
 #include "core/error.h"
 #include "core/log.h"
 
 namespace tandem::cuda {
 namespace {
+
+constexpr std::size_t kStagingBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostStaged = kStagingBytes / 4;  // larger transfers go by themselves
 
 class RuntimeAttributes final : public AttributeProvider {
  public:
@@ -50,6 +55,7 @@ class CudaRecording final : public Recording {
   }
   void launch() override {
     check(cudaGraphLaunch(exec_, device_.stream()), "launching a CUDA graph");
+    device_.launched_recording();
   }
 
  private:
@@ -61,9 +67,14 @@ class CudaRecording final : public Recording {
 }  // namespace
 
 void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) {
-    throw_error("CUDA: {}: {}", what, cudaGetErrorString(status));
+  if (status == cudaSuccess) {
+    return;
   }
+  static_cast<void>(cudaGetLastError());
+  // After an error of a kernel or of the hardware every call gives that error again.
+  const bool lost = status != cudaErrorMemoryAllocation && cudaFree(nullptr) == status;
+  throw_error("CUDA: {}: {}{}", what, cudaGetErrorString(status),
+              lost ? "; the GPU cannot be used by this process any more" : "");
 }
 
 CudaDevice::CudaDevice(const CudaOptions& options) : options_(options) {
@@ -83,41 +94,101 @@ CudaDevice::CudaDevice(const CudaOptions& options) : options_(options) {
 }
 
 CudaDevice::~CudaDevice() {
+  cudaFreeHost(staging_);
   cudaStreamDestroy(stream_);
 }
 
 void* CudaDevice::allocate(std::size_t bytes) {
+  const auto left = options_.memory_limit - allocated_bytes_;
+  const bool too_much = options_.memory_limit > 0 &&
+                        static_cast<std::int64_t>(bytes) > std::max<std::int64_t>(left, 0);
   void* pointer = nullptr;
-  const cudaError_t status = options_.host_visible
+  const cudaError_t status = too_much ? cudaErrorMemoryAllocation
+                             : options_.host_visible
                                  ? cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped)
                                  : cudaMalloc(&pointer, bytes);
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const DeviceMemory memory = read_memory();
     throw_error("CUDA: allocating {} bytes on {}: {} ({} of {} bytes are free)", bytes, info_.name,
-                cudaGetErrorString(status), free_bytes, total_bytes);
+                cudaGetErrorString(status), memory.free, memory.total);
   }
+  ++counters_.allocations;
+  allocated_[pointer] = bytes;
+  allocated_bytes_ += static_cast<std::int64_t>(bytes);
   return pointer;
 }
 
 void CudaDevice::release(void* pointer) noexcept {
+  const auto entry = allocated_.find(pointer);
+  if (entry != allocated_.end()) {
+    allocated_bytes_ -= static_cast<std::int64_t>(entry->second);
+    allocated_.erase(entry);
+  }
   // Whatever still reads the buffer was given to the stream before.
   const cudaError_t status = options_.host_visible ? cudaFreeHost(pointer) : cudaFree(pointer);
-  if (status != cudaSuccess && status != cudaErrorCudartUnloading) {
+  if (status != cudaSuccess && status != cudaErrorCudartUnloading && !free_failed_) {
+    free_failed_ = true;  // a lost GPU gives nothing back: once is enough
     log_warn("cuda.free_failed", "{}", cudaGetErrorString(status));
   }
 }
 
+DeviceMemory CudaDevice::read_memory() const {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
+  DeviceMemory memory{static_cast<std::int64_t>(total_bytes), static_cast<std::int64_t>(free_bytes),
+                      allocated_bytes_};
+  if (options_.memory_limit > 0) {
+    memory.total = std::min(memory.total, options_.memory_limit);
+    memory.free =
+        std::clamp<std::int64_t>(options_.memory_limit - allocated_bytes_, 0, memory.free);
+  }
+  return memory;
+}
+
+std::optional<DeviceMemory> CudaDevice::memory() const {
+  return options_.host_visible ? std::nullopt : std::optional(read_memory());
+}
+
+/// Room for a transfer between now and the next wait.
+std::byte* CudaDevice::stage(std::size_t bytes) {
+  if (staging_ == nullptr) {
+    void* pointer = nullptr;
+    check(cudaHostAlloc(&pointer, kStagingBytes, cudaHostAllocDefault), "page-locking memory");
+    staging_ = static_cast<std::byte*>(pointer);
+  }
+  if (staged_ + bytes > kStagingBytes) {
+    synchronize();
+  }
+  std::byte* const room = staging_ + staged_;
+  staged_ += (bytes + 63) / 64 * 64;
+  return room;
+}
+
 void CudaDevice::upload(void* to, const void* from_host, std::size_t bytes) {
-  check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyDefault, stream_), "uploading");
-  synchronize();
+  ++counters_.uploads;
+  if (options_.host_visible || bytes > kMostStaged) {
+    check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyDefault, stream_), "uploading");
+    synchronize();
+    return;
+  }
+  std::byte* const staged = stage(bytes);
+  std::memcpy(staged, from_host, bytes);
+  check(cudaMemcpyAsync(to, staged, bytes, cudaMemcpyHostToDevice, stream_), "uploading");
 }
 
 void CudaDevice::download(void* to_host, const void* from, std::size_t bytes) {
-  check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDefault, stream_), "downloading");
+  ++counters_.downloads;
+  if (options_.host_visible || bytes > kMostStaged) {
+    check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDefault, stream_), "downloading");
+    synchronize();
+    return;
+  }
+  std::byte* const staged = stage(bytes);
+  check(cudaMemcpyAsync(staged, from, bytes, cudaMemcpyDeviceToHost, stream_), "downloading");
   synchronize();
+  std::memcpy(to_host, staged, bytes);
 }
 
 void CudaDevice::copy(void* to, const void* from, std::size_t bytes) {
@@ -131,7 +202,20 @@ void CudaDevice::zero(void* to, std::size_t bytes) {
 }
 
 void CudaDevice::synchronize() {
-  check(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  ++counters_.waits;
+  wait();
+  staged_ = 0;
+}
+
+/// What a kernel did wrong shows here; the last one given is the best hint there is.
+void CudaDevice::wait() {
+  if (const cudaError_t status = cudaStreamSynchronize(stream_); status != cudaSuccess) {
+    check(status, fmt::format("waiting for the GPU (given last: {})", last_op_).c_str());
+  }
+}
+
+std::vector<TraceEvent> CudaDevice::trace(const std::function<void()>& ops) {
+  return trace_activity(ops, [this] { wait(); });
 }
 
 std::unique_ptr<Recording> CudaDevice::record(const std::function<void()>& ops) {
@@ -154,6 +238,8 @@ std::unique_ptr<Recording> CudaDevice::record(const std::function<void()>& ops) 
 }
 
 void CudaDevice::launched(const char* op) {
+  ++counters_.launches;
+  last_op_ = op;
   check(cudaGetLastError(), op);
   if (options_.host_visible) {
     check(cudaStreamSynchronize(stream_), op);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 
 #include <cuda_runtime_api.h>
 
@@ -28,6 +29,11 @@ class CudaDevice final : public Device {
   void zero(void* to, std::size_t bytes) override;
   void synchronize() override;
   [[nodiscard]] std::unique_ptr<Recording> record(const std::function<void()>& ops) override;
+  [[nodiscard]] std::string name() const override { return info_.name; }
+  [[nodiscard]] double peak_flops() const override { return cuda::peak_flops(info_); }
+  [[nodiscard]] std::optional<DeviceMemory> memory() const override;
+  [[nodiscard]] DeviceCounters counters() const override { return counters_; }
+  std::vector<TraceEvent> trace(const std::function<void()>& ops) override;
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
   [[nodiscard]] const DeviceInfo& info() const { return info_; }
@@ -35,11 +41,28 @@ class CudaDevice final : public Device {
 
   /// After a launch: reports what it did wrong, and in host-visible mode waits for it.
   void launched(const char* op);
+  void launched_recording() {
+    ++counters_.recorded_launches;
+    last_op_ = "a recorded step";
+  }
 
  private:
+  [[nodiscard]] std::byte* stage(std::size_t bytes);
+  [[nodiscard]] DeviceMemory read_memory() const;
+  void wait();
+
   CudaOptions options_;
   DeviceInfo info_;
   cudaStream_t stream_ = nullptr;
+  DeviceCounters counters_;
+  const char* last_op_ = "nothing";
+  bool free_failed_ = false;
+  std::unordered_map<void*, std::size_t> allocated_;  // bytes by pointer
+  std::int64_t allocated_bytes_ = 0;
+  // Page-locked memory that small transfers go through, so that an upload need not wait. What the
+  // device may still read of it lies below staged_; a wait frees all.
+  std::byte* staging_ = nullptr;
+  std::size_t staged_ = 0;
 };
 
 /// The device of a context whose table is cuda_backend().

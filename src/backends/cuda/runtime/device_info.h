@@ -19,6 +19,7 @@ struct DeviceInfo {
   std::int64_t smem_per_sm = 0;
   std::int64_t l2_bytes = 0;
   std::int64_t memory_bytes = 0;
+  int clock_khz = 0;                // the highest of the SMs
   bool host_memory_mapped = false;  // the host's pointers are valid on the device
 };
 
@@ -41,6 +42,10 @@ inline constexpr int kAttrOversizedSmemPerBlock = 150;
 /// Attribute 150 is asked for on capability 10.7 alone: elsewhere the query is an error.
 /// Source: spec/decode-kernels.md 12.2.
 [[nodiscard]] DeviceInfo read_device_info(const AttributeProvider& provider);
+
+/// Of dense bf16 products on all tensor cores at the highest clock; 0 for GPUs whose rate an SM is
+/// not known here.
+[[nodiscard]] double peak_flops(const DeviceInfo& info);
 
 /// The sentence that says what this GPU lacks for tandem's kernels; nullopt when nothing.
 [[nodiscard]] std::optional<std::string> unsupported_reason(const DeviceInfo& info);
