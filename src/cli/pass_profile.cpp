@@ -139,6 +139,7 @@ void attribute(PassProfile& profile) {
   std::size_t next = 0;
   for (std::size_t c = 0; c < profile.calls.size(); ++c) {
     CallFigures& call = profile.calls[c];
+    call.us = 0;
     for (std::int64_t i = 0; i < call.launches; ++i, ++next) {
       profile.kernels[next].call = c;
       call.us += profile.kernels[next].us;
@@ -154,6 +155,7 @@ CallFigures figures_of(const Profiler::Call& call, const PassData& data, std::in
   figures.op = call.op;
   figures.shape = work.shape;
   figures.launches = call.launches;
+  figures.us = 1e6 * call.seconds;  // of the host, unless its kernels are found
   figures.bytes = work.bytes + work.bytes_per_expert * static_cast<double>(experts) +
                   work.bytes_per_key * static_cast<double>(data.keys);
   figures.flops = work.flops + work.flops_per_pair * static_cast<double>(data.pairs);
@@ -166,20 +168,22 @@ CallFigures figures_of(const Profiler::Call& call, const PassData& data, std::in
 PassProfile make_profile(std::span<const Profiler::Call> calls, const PassData& data,
                          const Roofs& roofs, std::span<const std::vector<TraceEvent>> traces) {
   PassProfile profile;
+  add_kernels(profile, traces);
   std::size_t layer = 0;
   for (const Profiler::Call& call : calls) {
+    if (call.launches == 0 && !profile.kernels.empty()) {
+      continue;  // it left its work to other ops
+    }
     const bool has_experts = call.work.bytes_per_expert > 0 && layer < data.experts.size();
     profile.calls.push_back(figures_of(call, data, has_experts ? data.experts[layer++] : 0, roofs));
   }
   name_head(profile.calls);
-  add_kernels(profile, traces);
-  if (profile.problem.empty() && !profile.kernels.empty()) {
-    attribute(profile);
-  } else {
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      profile.calls[i].us = 1e6 * calls[i].seconds;
-      profile.us += profile.problem.empty() ? profile.calls[i].us : 0;
+  if (profile.kernels.empty()) {
+    for (const CallFigures& call : profile.calls) {
+      profile.us += call.us;
     }
+  } else if (profile.problem.empty()) {
+    attribute(profile);
   }
   for (const TraceEvent& event : traces.empty() ? std::vector<TraceEvent>{} : traces.front()) {
     if (event.kind == EventKind::kCall) {

@@ -1,6 +1,7 @@
 #include "engine/warm_up.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <vector>
 
@@ -57,11 +58,18 @@ class Padding {
   Storage ints_;
 };
 
+/// 0 for 1.
+std::int64_t largest_power_below(std::int64_t n) {
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n - 1)));
+}
+
 /// Bytes of workspace that any pass within the limits takes.
 std::int64_t measure_workspace(const Model& model, const ExecCtx& ctx, const CacheSpec& spec,
                                const BatchLimits& limits, std::int64_t page_size) {
   Device& device = *ctx.device;
-  Arena workspace(std::size_t{1} << 20, device);
+  // Few large blocks, so that little is lost at their ends.
+  const std::int64_t free = device.memory().value_or(DeviceMemory{}).free;
+  Arena workspace(static_cast<std::size_t>(std::max(free / 8, std::int64_t{1} << 20)), device);
   ExecCtx own = ctx;
   own.workspace = &workspace;
   own.profiler = nullptr;
@@ -76,11 +84,11 @@ std::int64_t measure_workspace(const Model& model, const ExecCtx& ctx, const Cac
     sampler.prepare({}, seqs);
     sampler.run(own, out);
   };
-  // One prompt, or as many sequences as there may be.
-  for (std::int64_t rows = 1; rows < 2 * limits.rows; rows *= 2) {
-    const std::int64_t most = std::min(rows, limits.rows);
-    run(most, 1);
-    run(most, std::min(most, limits.seqs));
+  // One prompt, or as many sequences as there may be; the largest first, whose blocks hold the
+  // rest.
+  for (std::int64_t rows = limits.rows; rows > 0; rows = largest_power_below(rows)) {
+    run(rows, 1);
+    run(rows, std::min(rows, limits.seqs));
   }
   device.synchronize();
   // Between those shapes an op may cut its work into a few more pieces.

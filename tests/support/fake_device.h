@@ -17,7 +17,7 @@ namespace tandem::test {
 
 class FakeDevice final : public Device {
  public:
-  explicit FakeDevice(std::int64_t total_bytes = std::int64_t{1} << 30) : total_(total_bytes) {}
+  explicit FakeDevice(std::int64_t total_bytes = 64 << 20) : total_(total_bytes) {}
   ~FakeDevice() override {
     TDM_CHECK(buffers_.empty(), buffers_.size());  // all came back
   }
@@ -38,7 +38,6 @@ class FakeDevice final : public Device {
     std::memset(pointer, 0xFF, bytes);
     buffers_[pointer] = bytes;
     allocated_ += size;
-    peak_ = std::max(peak_, allocated_);
     return pointer;
   }
   void release(void* pointer) noexcept override {
@@ -80,7 +79,6 @@ class FakeDevice final : public Device {
     return DeviceMemory{total_, total_ - allocated_, allocated_};
   }
   [[nodiscard]] DeviceCounters counters() const override { return counters_; }
-  [[nodiscard]] std::int64_t peak_bytes() const { return peak_; }
 
  private:
   class Replay final : public Recording {
@@ -107,7 +105,6 @@ class FakeDevice final : public Device {
 
   std::int64_t total_;
   std::int64_t allocated_ = 0;
-  std::int64_t peak_ = 0;
   DeviceCounters counters_;
   std::map<std::byte*, std::size_t> buffers_;
 };

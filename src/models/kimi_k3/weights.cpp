@@ -4,9 +4,9 @@
 
 #include "core/checked_cast.h"
 #include "models/kimi_k3/dummy.h"
-#include "models/kimi_k3/finite.h"
 #include "models/kimi_k3/init.h"
 #include "models/kimi_k3/model.h"
+#include "models/kimi_k3/stored_values.h"
 #include "tensor/quant.h"
 
 namespace tandem::kimi_k3 {
@@ -29,71 +29,6 @@ const void* aligned(const TensorInfo& tensor, std::vector<std::byte>& copy) {
   }
   copy.assign(tensor.bytes.begin(), tensor.bytes.end());
   return copy.data();
-}
-
-void to_float(const TensorInfo& tensor, std::span<float> out) {
-  if (tensor.dtype == DType::kF32) {
-    std::memcpy(out.data(), tensor.bytes.data(), out.size_bytes());
-    return;
-  }
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    BF16 value;
-    std::memcpy(&value.bits, tensor.bytes.data() + 2 * i, 2);
-    out[i] = value.to_float();
-  }
-}
-
-ConstU8Mat u8_mat(const void* data, std::int64_t rows, std::int64_t cols) {
-  return {static_cast<const std::uint8_t*>(data), {rows, cols}};
-}
-
-MxFp4View mx_view(const WeightRef& w) {
-  return {u8_mat(w.data, w.rows, w.cols / 2), u8_mat(w.scales, w.rows, w.cols / kMxFp4Group)};
-}
-NvFp4View nv_view(const WeightRef& w) {
-  return {u8_mat(w.data, w.rows, w.cols / 2), u8_mat(w.scales, w.rows, w.cols / kNvFp4Group),
-          w.scale_2};
-}
-Fp8BlockView fp8_view(const WeightRef& w) {
-  return {u8_mat(w.data, w.rows, w.cols),
-          {static_cast<const float*>(w.scales),
-           {(w.rows + kFp8Block - 1) / kFp8Block, (w.cols + kFp8Block - 1) / kFp8Block}}};
-}
-
-Status validate_scales(const WeightRef& w) {
-  switch (w.format) {
-    case WeightFormat::kMxFp4:
-      return validate(mx_view(w));
-    case WeightFormat::kNvFp4:
-      return validate(nv_view(w));
-    case WeightFormat::kFp8Block:
-      return validate(fp8_view(w));
-    case WeightFormat::kF32:
-    case WeightFormat::kBF16:
-      return Ok{};
-  }
-  return Ok{};
-}
-
-Expected<std::vector<float>> dequantise_any(const WeightRef& w) {
-  switch (w.format) {
-    case WeightFormat::kMxFp4:
-      return dequantise(mx_view(w));
-    case WeightFormat::kNvFp4:
-      return dequantise(nv_view(w));
-    case WeightFormat::kFp8Block:
-      return dequantise(fp8_view(w));
-    case WeightFormat::kF32:
-    case WeightFormat::kBF16:
-      break;
-  }
-  std::vector<float> out(usize(w.rows * w.cols));
-  const TensorInfo tensor{
-      {"", w.format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16, {w.rows, w.cols}},
-      {static_cast<const std::byte*>(w.data),
-       out.size() * (w.format == WeightFormat::kF32 ? 4U : 2U)}};
-  to_float(tensor, out);
-  return out;
 }
 
 }  // namespace
