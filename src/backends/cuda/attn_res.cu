@@ -8,20 +8,15 @@
 // Launch    a cluster of up to 8 blocks a row: 9 rows of 7,168 are 258 KB, more than one SM can
 // hold or
 //           read in time (decode-kernels.md 10.2). Graph-safe.
-#include <utility>
-
-#include <cooperative_groups.h>
-
 #include "backends/cuda/attn_res.cuh"
 #include "backends/cuda/attn_res_bwd.h"
 #include "backends/cuda/families.h"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
+#include "backends/cuda/ptx/cluster.cuh"
 
 namespace tandem::cuda {
 namespace {
-
-namespace cg = cooperative_groups;
 
 constexpr int kMostBlocks = 8;  // of a cluster, everywhere
 constexpr int kThreads = 256;
@@ -82,14 +77,22 @@ __device__ RowSums column_sums(const AggregateArgs& args, const float* x, std::i
   return sums;
 }
 
-/// Sums by warp, then those of this block for the cluster to read: squares of source i at [i], its
-/// dot at [kMaxSources + i].
+/// Sums by warp, then by block of the cluster: squares of source i at [i], its dot at
+/// [kMaxSources + i].
 struct SharedSums {
   float warps[kWarps][2 * kMaxSources];
-  float block[2 * kMaxSources];
-  float total[2 * kMaxSources];
-  float scratch[kWarps];
-  float squares;  // this block's, of the result
+  float blocks[kMostBlocks][2 * kMaxSources];  // written by the blocks themselves
+  float warp_squares[kWarps];                  // of the result
+  float block_squares[kMostBlocks];
+
+  __device__ __forceinline__ float over_warps(int slot) const {
+    float sum = 0.0F;
+#pragma unroll
+    for (const auto& warp : warps) {
+      sum += warp[slot];
+    }
+    return sum;
+  }
 };
 
 template <bool kMore>  // kMore: add to what this warp has put there
@@ -103,29 +106,34 @@ __device__ __forceinline__ void put_sums(SharedSums& shared, int source, RowSums
   }
 }
 
-/// From the warps' sums to those of the cluster, in `total` of every block. The blocks of a cluster
-/// read each other's: none may end before all have arrived, which the caller waits for.
-__device__ __forceinline__ void sum_cluster(SharedSums& shared, int count, int blocks) {
-  const cg::cluster_group cluster = cg::this_cluster();
-  const int slot = static_cast<int>(threadIdx.x);
-  const bool used = slot < 2 * kMaxSources && slot % kMaxSources < count;
+/// `value` to shared[rank] of every block of the cluster.
+__device__ __forceinline__ void to_all_blocks(float* own, int blocks, float value) {
+  for (int rank = 0; rank < blocks; ++rank) {
+    ptx::store_to_rank(own, static_cast<unsigned>(rank), value);
+  }
+}
+
+/// From the warps' sums to those of the cluster, source `lane`'s. All threads call.
+__device__ __forceinline__ RowSums sum_cluster(SharedSums& shared, int count, int rank,
+                                               int blocks) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   __syncthreads();  // the warps' sums are written
-  if (used) {
-    float sum = 0.0F;
-    for (int warp = 0; warp < kWarps; ++warp) {
-      sum += shared.warps[warp][slot];
-    }
-    shared.block[slot] = sum;
+  if (blocks == 1) {
+    return lane < count ? RowSums{shared.over_warps(lane), shared.over_warps(kMaxSources + lane)}
+                        : RowSums{};
   }
-  cluster.sync();  // the blocks' sums are written
-  if (used) {
-    float sum = 0.0F;
-    for (int rank = 0; rank < blocks; ++rank) {
-      sum += *cluster.map_shared_rank(&shared.block[slot], rank);
-    }
-    shared.total[slot] = sum;
+  const int slot = static_cast<int>(threadIdx.x);
+  if (slot < 2 * kMaxSources && slot % kMaxSources < count) {
+    to_all_blocks(&shared.blocks[rank][slot], blocks, shared.over_warps(slot));
   }
-  __syncthreads();  // the totals are written
+  ptx::cluster_arrive_release();
+  ptx::cluster_wait();  // the blocks' sums are written
+  RowSums total{0.0F, 0.0F};
+  for (int i = 0; i < blocks && lane < count; ++i) {
+    total.squares += shared.blocks[i][lane];
+    total.dot += shared.blocks[i][kMaxSources + lane];
+  }
+  return total;
 }
 
 /// sum_i p_i x_i of one quad; `weight` is p of source `lane`.
@@ -156,30 +164,35 @@ __device__ __forceinline__ void for_result(const AggregateArgs& args, std::int64
   }
 }
 
-/// The RMSNorm of the result; `first_w`: its weights of the first quad. No barrier of the cluster
-/// is under way, and none after it.
+/// The RMSNorm of the result; `first_w`: its weights of the first quad.
 template <bool kAligned>
 __device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums& shared,
                                           std::int64_t row, std::int64_t at, float weight,
-                                          const Quad& first, const Quad& first_w) {
-  const cg::cluster_group cluster = cg::this_cluster();
+                                          const Quad& first, const Quad& first_w, int rank) {
   float squares = 0.0F;
-  for_result<kAligned>(args, row, at, weight, first, [&](std::int64_t, const Quad& x) {
-#pragma unroll
-    for (int k = 0; k < kQuad; ++k) {
-      squares = fmaf(x.v[k], x.v[k], squares);
-    }
-  });
-  squares = block_sum<kThreads>(squares, shared.scratch);
-  if (threadIdx.x == 0) {
-    shared.squares = squares;
+  for_result<kAligned>(args, row, at, weight, first,
+                       [&](std::int64_t, const Quad& x) { squares = add_squares(squares, x); });
+  squares = warp_sum(squares);
+  if (threadIdx.x % kWarp == 0) {
+    shared.warp_squares[threadIdx.x / kWarp] = squares;
   }
-  cluster.sync();  // the blocks' sums are written
+  __syncthreads();  // the warps' sums are written
   float total = 0.0F;
-  for (int rank = 0; rank < args.cluster; ++rank) {
-    total += *cluster.map_shared_rank(&shared.squares, rank);
+#pragma unroll
+  for (const float sum : shared.warp_squares) {
+    total += sum;
   }
-  auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
+  if (args.cluster > 1) {
+    if (threadIdx.x == 0) {
+      to_all_blocks(&shared.block_squares[rank], args.cluster, total);
+    }
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait();  // the blocks' sums are written
+    total = 0.0F;
+    for (int i = 0; i < args.cluster; ++i) {
+      total += shared.block_squares[i];
+    }
+  }
   const float scale = 1.0F / sqrtf(total / static_cast<float>(args.dim) + args.norm_eps);
   for_result<kAligned>(args, row, at, weight, first, [&](std::int64_t column, const Quad& x) {
     const Quad w = column == at ? first_w : load_quad<kAligned>(args.norm_w, column, args.dim);
@@ -190,19 +203,26 @@ __device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums&
     }
     store_quad<kAligned>(args.normed.row(row), column, args.dim, y);
   });
-  cluster.barrier_wait(std::move(arrived));
 }
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
-  begin_kernel();
   __shared__ SharedSums shared;
-  const cg::cluster_group cluster = cg::this_cluster();
-  const std::int64_t row = blockIdx.x / args.cluster;
+  const std::int64_t row = blockIdx.x >> (31 - __clz(args.cluster));
+  const int rank = static_cast<int>(blockIdx.x) & (args.cluster - 1);
   const int count = args.sources.count;
-  const std::int64_t at =
-      (static_cast<std::int64_t>(cluster.block_rank()) * kThreads + threadIdx.x) * kQuad;
+  const std::int64_t at = (std::int64_t{rank} * kThreads + threadIdx.x) * kQuad;
+  if (args.cluster > 1) {
+    ptx::cluster_arrive();
+  }
+  const Quad c = load_query<kAligned>(args, at);
+  const bool normed = args.normed.data != nullptr;
+  const Quad norm_w = normed ? load_quad<kAligned>(args.norm_w, at, args.dim) : Quad{};
+  if (args.cluster > 1) {
+    ptx::cluster_wait();  // all blocks have begun: their shared memory may be written
+  }
+  begin_kernel();
   Quad held[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -210,7 +230,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       held[i] = load_quad<kAligned>(args.sources.at[i].row(row), at, args.dim);
     }
   }
-  const Quad c = load_query<kAligned>(args, at);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (i < count) {
@@ -225,13 +244,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const float* const x = args.sources.at[i].row(row);
     put_sums<false>(shared, i, column_sums<kAligned>(args, x, at));
   }
-  const bool normed = args.normed.data != nullptr;  // loaded here: it arrives during the exchange
-  const Quad norm_w = normed ? load_quad<kAligned>(args.norm_w, at, args.dim) : Quad{};
-  sum_cluster(shared, count, args.cluster);
-  auto arrived = cluster.barrier_arrive();  // this block has read the others' sums
+  const RowSums total = sum_cluster(shared, count, rank, args.cluster);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const SourceWeight source = softmax_weights(shared.total[lane], shared.total[kMaxSources + lane],
-                                              args.dim, args.eps, lane < count);
+  const SourceWeight source =
+      softmax_weights(total.squares, total.dot, args.dim, args.eps, lane < count);
   const float weight = count == 1 ? 1.0F : source.p;  // one source: whatever the score
   Quad sum{};
 #pragma unroll
@@ -250,9 +266,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       store_quad<kAligned>(args.out.row(row), column, args.dim, x);
     });
   }
-  cluster.barrier_wait(std::move(arrived));
   if (normed) {
-    normalise<kAligned>(args, shared, row, at, weight, first, norm_w);
+    normalise<kAligned>(args, shared, row, at, weight, first, norm_w, rank);
   }
 }
 

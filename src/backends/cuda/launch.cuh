@@ -18,6 +18,7 @@ struct Launch {
   dim3 block;
   std::int64_t smem_bytes = 0;  // dynamic
   int cluster = 1;              // CTAs along x
+  bool writes_weights = false;  // what other kernels read before begin_kernel()
 };
 
 /// Launches `kernel`, which begins with begin_kernel(), on the context's stream.
@@ -39,7 +40,7 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
   config.dynamicSmemBytes = static_cast<std::size_t>(how.smem_bytes);
   config.stream = device.stream();
   config.attrs = attributes;
-  if (device.options().dependent_launch) {
+  if (device.options().dependent_launch && !device.exchange_weights_written(how.writes_weights)) {
     cudaLaunchAttribute& dependent = attributes[config.numAttrs++];
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
@@ -55,7 +56,8 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
   device.launched(op);
 }
 
-/// Every thread of every kernel calls this before it reads or writes global memory and before it
+/// Every thread of every kernel calls this before it reads or writes global memory, weights
+/// excepted (the kernel after one with `writes_weights` starts when that has ended), and before it
 /// may return: waits for the kernel before, then lets the one after start. The trigger comes this
 /// early because the one after waits too. Since every kernel waits, the end of one implies the end
 /// of all before it; a kernel whose CTAs could end without waiting would break that.

@@ -68,7 +68,8 @@ void adamw(const ExecCtx& ctx, std::span<float> w, std::span<float> m, std::span
                        correction(params.beta1),
                        correction(params.beta2)};
   const std::int64_t blocks = std::min(tiles_of(isize(w), kThreads), kMaxGrid);
-  launch(ctx, "adamw", adamw_kernel, {checked_cast<unsigned>(blocks), kThreads}, args);
+  launch(ctx, "adamw", adamw_kernel,
+         {.grid = checked_cast<unsigned>(blocks), .block = kThreads, .writes_weights = true}, args);
 }
 
 /// partials[block] = the sum of squares of values[kSquaresBlock * block ...).

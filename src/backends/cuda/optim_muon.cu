@@ -234,7 +234,8 @@ void muon(const ExecCtx& ctx, F32Mat w, F32Mat momentum, ConstF32Mat g, const Mu
   const double* const squares = device_sum_squares(ctx, x);
   launch(ctx, "muon: normalise", normalise_kernel, {element_grid(args), kThreads}, args, squares);
   args.x = orthogonalise(ctx, x.data(), std::min(rows, cols), std::max(rows, cols));
-  launch(ctx, "muon: step", step_kernel, {element_grid(args), kThreads}, args);
+  launch(ctx, "muon: step", step_kernel,
+         {.grid = element_grid(args), .block = kThreads, .writes_weights = true}, args);
 }
 
 }  // namespace tandem::cuda

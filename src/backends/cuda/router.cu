@@ -1,9 +1,9 @@
 // router.cu — sigmoid top-k router.   Contract: ops/moe.h   Oracle: ops/ref/router_ref.h
-// Selection every lane holds the best of its experts (lane, lane + 32, ...); a round takes the best
-//           of the warp, and only the winner's lane looks for its next one. Exact: ranks are
-//           compared as ordered integers, ties go to the lower id, a NaN ranks with -inf.
+// Selection one warp, every lane with the ranks of its experts (lane, lane + 32, ...) in registers;
+//           a round takes the best of the warp, and its lane looks for the next one. Exact: ranks
+//           are compared as ordered integers, ties go to the lower id, a NaN ranks with -inf.
 // Traffic   K3: 896 logits in, 896 scores out, 16 ids and weights a token: latency bound.
-// Launch    one warp a token; scores, ranks and weights pass through shared memory; graph-safe.
+// Launch    a block a token scores, its first warp selects; graph-safe.
 // Numerics  fp32; sums over the chosen experts in slot order, the same in all three ops.
 #include <cmath>
 #include <cstdint>
@@ -20,6 +20,7 @@ namespace {
 
 /// Three arrays of one word an expert lie in shared memory: 48 KB, what every launch may have.
 constexpr std::int64_t kMaxExperts = 4096;
+constexpr int kScoreThreads = 256;
 
 struct RouteArgs {
   Mat<std::int32_t> ids;          // [T, A] written by route
@@ -42,21 +43,38 @@ __device__ __forceinline__ std::uint32_t rank_key(float rank) {
   return order_key(isnan(rank) ? -INFINITY : rank);
 }
 
-struct Lead {
-  std::uint32_t key;
+/// A lane's experts, and the best of them that is left; key 0 when none is.
+template <int kPerLane>
+struct LaneExperts {
+  std::uint32_t keys[kPerLane];
+  std::uint32_t top;
   int expert;
-};
 
-/// The best of a lane's experts; key 0 when none is left.
-__device__ __forceinline__ Lead lane_best(const std::uint32_t* keys, int num_experts, int lane) {
-  Lead best{0, lane};
-#pragma unroll 8
-  for (int e = lane; e < num_experts; e += kWarp) {
-    const std::uint32_t key = keys[e];
-    best = key > best.key ? Lead{key, e} : best;
+  __device__ __forceinline__ LaneExperts(const std::uint32_t* all, int num_experts, int lane) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const int e = lane + j * kWarp;
+      keys[j] = e < num_experts ? all[e] : 0U;
+    }
+    find(lane);
   }
-  return best;
-}
+  __device__ __forceinline__ void find(int lane) {
+    top = 0;
+    expert = lane;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      expert = keys[j] > top ? lane + j * kWarp : expert;
+      top = max(top, keys[j]);
+    }
+  }
+  __device__ __forceinline__ void take(int chosen, int lane) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      keys[j] = lane + j * kWarp == chosen ? 0U : keys[j];
+    }
+    find(lane);
+  }
+};
 
 /// weights[a] = picked[a], renormalised and scaled. `picked` is in shared memory.
 __device__ __forceinline__ void weigh(float* weights, const float* picked, int active, int lane,
@@ -78,43 +96,45 @@ __device__ __forceinline__ void score_experts(const RouteArgs& args, float* scor
                                               const Also& also) {
   const float* const logits = args.logits.row(blockIdx.x);
   float* const scores_out = args.scores.row(blockIdx.x);
-#pragma unroll 4
-  for (int e = static_cast<int>(threadIdx.x); e < args.num_experts; e += kWarp) {
+  for (int e = static_cast<int>(threadIdx.x); e < args.num_experts; e += kScoreThreads) {
     const float score = sigmoid(logits[e]);
     scores[e] = score;
     also(e, score);
     scores_out[e] = score;
   }
-  __syncwarp();  // scores of other lanes' experts are picked from here on
+  __syncthreads();  // scores of other threads' experts are picked from here on
 }
 
-__global__ void __launch_bounds__(kWarp) route_kernel(const RouteArgs args) {
-  begin_kernel();
+template <int kPerLane>
+__global__ void __launch_bounds__(kScoreThreads) route_kernel(const RouteArgs args) {
   extern __shared__ float shared[];
   float* const scores = shared;                                                    // [E]
   auto* const keys = reinterpret_cast<std::uint32_t*>(scores + args.num_experts);  // [E]
   float* const picked = scores + 2 * args.num_experts;                             // [A]
   const std::int64_t t = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
+  begin_kernel();
   score_experts(args, scores,
                 [&](int e, float score) { keys[e] = rank_key(score + args.bias[e]); });
+  if (lane >= kWarp) {
+    return;
+  }
   std::int32_t* const ids = args.ids.row(t);
-  Lead lead = lane_best(keys, args.num_experts, lane);
+  LaneExperts<kPerLane> own(keys, args.num_experts, lane);
   for (int a = 0; a < args.active; ++a) {
-    const std::uint32_t top = __reduce_max_sync(kFullWarp, lead.key);
-    const int chosen = __reduce_min_sync(kFullWarp, lead.key == top ? lead.expert : INT32_MAX);
+    const std::uint32_t top = __reduce_max_sync(kFullWarp, own.top);
+    const int chosen = __reduce_min_sync(kFullWarp, own.top == top ? own.expert : INT32_MAX);
     if (lane == chosen % kWarp) {
       picked[a] = scores[chosen];
       ids[a] = chosen;
-      keys[chosen] = 0;
-      lead = lane_best(keys, args.num_experts, lane);
     }
+    own.take(chosen, lane);
   }
   __syncwarp();  // every lane's picks are in
   weigh(args.weights.row(t), picked, args.active, lane, args.params);
 }
 
-__global__ void __launch_bounds__(kWarp) replay_kernel(const RouteArgs args) {
+__global__ void __launch_bounds__(kScoreThreads) replay_kernel(const RouteArgs args) {
   begin_kernel();
   extern __shared__ float shared[];
   float* const scores = shared;                     // [E]
@@ -122,6 +142,9 @@ __global__ void __launch_bounds__(kWarp) replay_kernel(const RouteArgs args) {
   const std::int64_t t = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   score_experts(args, scores, [](int, float) {});
+  if (lane >= kWarp) {
+    return;
+  }
   const std::int32_t* const given = args.given.row(t);
   for (int a = lane; a < args.active; a += kWarp) {
     picked[a] = scores[given[a]];
@@ -200,8 +223,12 @@ void route(const ExecCtx& ctx, I32Mat ids, F32Mat weights, F32Mat scores, ConstF
                        checked_cast<int>(experts),
                        checked_cast<int>(ids.size(1)),
                        params};
-  launch(ctx, "route", route_kernel,
-         {checked_cast<unsigned>(rows), kWarp, words(2 * experts + ids.size(1))}, args);
+  const auto kernel = experts <= 2 * kWarp    ? route_kernel<2>
+                      : experts <= 8 * kWarp  ? route_kernel<8>
+                      : experts <= 32 * kWarp ? route_kernel<32>
+                                              : route_kernel<kMaxExperts / kWarp>;
+  launch(ctx, "route", kernel,
+         {checked_cast<unsigned>(rows), kScoreThreads, words(2 * experts + ids.size(1))}, args);
 }
 
 void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat logits,
@@ -222,7 +249,7 @@ void route_replay(const ExecCtx& ctx, F32Mat weights, F32Mat scores, ConstF32Mat
                        checked_cast<int>(ids.size(1)),
                        params};
   launch(ctx, "route_replay", replay_kernel,
-         {checked_cast<unsigned>(rows), kWarp, words(experts + ids.size(1))}, args);
+         {checked_cast<unsigned>(rows), kScoreThreads, words(experts + ids.size(1))}, args);
 }
 
 void route_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Mat d_weights, ConstI32Mat ids,

@@ -25,7 +25,6 @@ constexpr std::int64_t kMaxVocab = std::int64_t{1} << 20;  // of sample_filter.c
 constexpr int kPeakThreads = 256;
 constexpr int kChains = 8;  // interleaved sums of a stretch
 constexpr int kSumThreads = 128;
-constexpr int kSumsPerBlock = kSumThreads / kChains;
 
 /// Block (t, chunk).
 __global__ void __launch_bounds__(kPeakThreads) chunk_peak_kernel(const SampleArgs args) {
@@ -56,9 +55,10 @@ __global__ void __launch_bounds__(kPeakThreads) chunk_peak_kernel(const SampleAr
   }
 }
 
-/// Block (t, group of kSumsPerBlock stretches); 8 threads a stretch, each one of its chains.
+/// Block (t, stretch): all weights at once, then a thread for each of the 8 chains.
 __global__ void __launch_bounds__(kSumThreads) block_sum_kernel(const SampleArgs args) {
   begin_kernel();
+  __shared__ float weights[kCdfBlock];
   const std::int64_t t = blockIdx.x;
   const RowHead head = args.heads[t];
   const SamplingParams params = args.rows[t].params;
@@ -66,21 +66,28 @@ __global__ void __launch_bounds__(kSumThreads) block_sum_kernel(const SampleArgs
     return;
   }
   const TokenRow row = token_row(args, t, head.peak.max);
-  const int stretch =
-      static_cast<int>(blockIdx.y) * kSumsPerBlock + static_cast<int>(threadIdx.x) / kChains;
-  const int begin = stretch * kCdfBlock;
-  const int end = min(args.vocab, begin + kCdfBlock);
+  const int begin = static_cast<int>(blockIdx.y) * kCdfBlock;
+#pragma unroll
+  for (int i = 0; i < kCdfBlock; i += kSumThreads) {
+    const int at = i + static_cast<int>(threadIdx.x);
+    weights[at] = begin + at < args.vocab ? kept_weight(row, head.bound, params.min_p, begin + at)
+                                          : 0.0F;  // which changes no sum
+  }
+  __syncthreads();  // all weights are there
+  if (threadIdx.x >= kWarp) {
+    return;
+  }
   double sum = 0.0;
 #pragma unroll 8
-  for (int id = begin + static_cast<int>(threadIdx.x) % kChains; id < end; id += kChains) {
-    sum += static_cast<double>(kept_weight(row, head.bound, params.min_p, id));
+  for (int i = static_cast<int>(threadIdx.x) % kChains; i < kCdfBlock; i += kChains) {
+    sum += static_cast<double>(weights[i]);
   }
 #pragma unroll
   for (int offset = 1; offset < kChains; offset *= 2) {  // neighbours first, as on the CPU
     sum += __shfl_xor_sync(kFullWarp, sum, offset);
   }
-  if (threadIdx.x % kChains == 0 && stretch < args.num_blocks) {
-    args.block_sums[t * args.num_blocks + stretch] = sum;
+  if (threadIdx.x == 0) {
+    args.block_sums[t * args.num_blocks + blockIdx.y] = sum;
   }
 }
 
@@ -209,8 +216,7 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
   }
   launch_row_heads(ctx, args, num_rows);  // an empty row's peak is -inf: id -1
   if (vocab > 0) {
-    launch(ctx, "sample: sums", block_sum_kernel,
-           {grid(tiles_of(num_blocks, kSumsPerBlock)), kSumThreads}, args);
+    launch(ctx, "sample: sums", block_sum_kernel, {grid(num_blocks), kSumThreads}, args);
   }
   launch(ctx, "sample: draw", draw_kernel, {grid_rows, kWarp}, args);
 }

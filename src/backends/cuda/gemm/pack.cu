@@ -182,10 +182,12 @@ void launch_tiles(const ExecCtx& ctx, const PackArgs& args) {
   const auto grid = [&](std::int64_t per_tile) {
     return static_cast<unsigned>(tiles_of(range.count() * per_tile, kThreads));
   };
-  launch(ctx, "pack", pack_tiles_kernel<kFormat>, {grid(tile_bytes(kFormat) / 16), kThreads}, args,
+  launch(ctx, "pack", pack_tiles_kernel<kFormat>,
+         {.grid = grid(tile_bytes(kFormat) / 16), .block = kThreads, .writes_weights = true}, args,
          range);
   if constexpr (tile_scale_bytes(kFormat) > 0) {
-    launch(ctx, "pack", pack_scales_kernel<kFormat>, {grid(tile_scale_bytes(kFormat)), kThreads},
+    launch(ctx, "pack", pack_scales_kernel<kFormat>,
+           {.grid = grid(tile_scale_bytes(kFormat)), .block = kThreads, .writes_weights = true},
            args, range);
   }
 }
@@ -195,7 +197,8 @@ void launch_rows(const ExecCtx& ctx, WeightFormat format, const PackArgs& args) 
     case WeightFormat::kF32: {
       const dim3 grid(static_cast<unsigned>(tiles_of(args.end - args.begin, kSquare)),
                       static_cast<unsigned>(tiles_of(args.cols, kSquare)));
-      return launch(ctx, "pack", pack_f32_kernel, {grid, kThreads}, args);
+      return launch(ctx, "pack", pack_f32_kernel,
+                    {.grid = grid, .block = kThreads, .writes_weights = true}, args);
     }
     case WeightFormat::kBF16:
       return launch_tiles<WeightFormat::kBF16>(ctx, args);

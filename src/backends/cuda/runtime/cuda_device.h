@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -41,6 +42,10 @@ class CudaDevice final : public Device {
 
   /// After a launch: reports what it did wrong, and in host-visible mode waits for it.
   void launched(const char* op);
+  /// Whether the kernel launched last wrote weights; from now on, whether the next one does.
+  [[nodiscard]] bool exchange_weights_written(bool written) {
+    return std::exchange(weights_written_, written);
+  }
   void launched_recording() {
     ++counters_.recorded_launches;
     last_op_ = "a recorded step";
@@ -56,6 +61,7 @@ class CudaDevice final : public Device {
   cudaStream_t stream_ = nullptr;
   DeviceCounters counters_;
   const char* last_op_ = "nothing";
+  bool weights_written_ = false;
   bool free_failed_ = false;
   std::unordered_map<void*, std::size_t> allocated_;  // bytes by pointer
   std::int64_t allocated_bytes_ = 0;
