@@ -19,11 +19,9 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kMostBlocks = 8;  // of a cluster, everywhere
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeld = 9;
-constexpr int kBlocksPerSm = 3;  // enough loads under way while other clusters wait at barriers
-constexpr std::int64_t kBlockCols = kThreads * kQuad;
+constexpr int kMostThreads = 512;
+constexpr int kThreadsPerSm = 768;  // enough loads under way while other clusters wait at barriers
 
 struct AggregateArgs {
   Mat<float> out;     // null: not wanted
@@ -35,9 +33,8 @@ struct AggregateArgs {
   const float* u;
   std::int64_t dim;
   float eps;
-  int cluster;  // blocks of a row
-
-  [[nodiscard]] __device__ std::int64_t cluster_cols() const { return cluster * kBlockCols; }
+  int cluster;                // blocks of a row
+  std::int64_t cluster_cols;  // a quad a thread
 };
 
 /// x.x and x.c of a source's row; c = w u.
@@ -71,7 +68,7 @@ __device__ __forceinline__ RowSums add_sums(RowSums sums, const Quad& x, const Q
 template <bool kAligned>
 __device__ RowSums column_sums(const AggregateArgs& args, const float* x, std::int64_t at) {
   RowSums sums{0.0F, 0.0F};
-  for (; at < args.dim; at += args.cluster_cols()) {
+  for (; at < args.dim; at += args.cluster_cols) {
     sums = add_sums(sums, load_quad<kAligned>(x, at, args.dim), load_query<kAligned>(args, at));
   }
   return sums;
@@ -79,7 +76,9 @@ __device__ RowSums column_sums(const AggregateArgs& args, const float* x, std::i
 
 /// Sums by warp, then by block of the cluster: squares of source i at [i], its dot at
 /// [kMaxSources + i].
+template <int kThreads>
 struct SharedSums {
+  static constexpr int kWarps = kThreads / kWarp;
   float warps[kWarps][2 * kMaxSources];
   float blocks[kMostBlocks][2 * kMaxSources];  // written by the blocks themselves
   float warp_squares[kWarps];                  // of the result
@@ -95,8 +94,8 @@ struct SharedSums {
   }
 };
 
-template <bool kMore>  // kMore: add to what this warp has put there
-__device__ __forceinline__ void put_sums(SharedSums& shared, int source, RowSums sums) {
+template <bool kMore, typename Shared>  // kMore: add to what this warp has put there
+__device__ __forceinline__ void put_sums(Shared& shared, int source, RowSums sums) {
   sums = {warp_sum(sums.squares), warp_sum(sums.dot)};
   if (threadIdx.x % kWarp == 0) {
     float& squares = shared.warps[threadIdx.x / kWarp][source];
@@ -114,8 +113,8 @@ __device__ __forceinline__ void to_all_blocks(float* own, int blocks, float valu
 }
 
 /// From the warps' sums to those of the cluster, source `lane`'s. All threads call.
-__device__ __forceinline__ RowSums sum_cluster(SharedSums& shared, int count, int rank,
-                                               int blocks) {
+template <typename Shared>
+__device__ __forceinline__ RowSums sum_cluster(Shared& shared, int count, int rank, int blocks) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   __syncthreads();  // the warps' sums are written
   if (blocks == 1) {
@@ -159,14 +158,14 @@ __device__ __forceinline__ void for_result(const AggregateArgs& args, std::int64
                                            const Fn& fn) {
   fn(at, first);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (at += args.cluster_cols(); at - lane * kQuad < args.dim; at += args.cluster_cols()) {
+  for (at += args.cluster_cols; at - lane * kQuad < args.dim; at += args.cluster_cols) {
     fn(at, mix<kAligned>(args, row, at, weight, 0, Quad{}));
   }
 }
 
 /// The RMSNorm of the result; `first_w`: its weights of the first quad.
-template <bool kAligned>
-__device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums& shared,
+template <bool kAligned, typename Shared>
+__device__ __forceinline__ void normalise(const AggregateArgs& args, Shared& shared,
                                           std::int64_t row, std::int64_t at, float weight,
                                           const Quad& first, const Quad& first_w, int rank) {
   float squares = 0.0F;
@@ -205,10 +204,10 @@ __device__ __forceinline__ void normalise(const AggregateArgs& args, SharedSums&
   });
 }
 
-template <bool kAligned>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+template <bool kAligned, int kThreads>
+__global__ void __launch_bounds__(kThreads, kThreadsPerSm / kThreads)
     aggregate_rows(const __grid_constant__ AggregateArgs args) {
-  __shared__ SharedSums shared;
+  __shared__ SharedSums<kThreads> shared;
   const std::int64_t row = blockIdx.x >> (31 - __clz(args.cluster));
   const int rank = static_cast<int>(blockIdx.x) & (args.cluster - 1);
   const int count = args.sources.count;
@@ -236,9 +235,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       put_sums<false>(shared, i, add_sums({0.0F, 0.0F}, held[i], c));
     }
   }
-  for (int i = 0; i < min(kHeld, count) && args.dim > args.cluster_cols(); ++i) {
+  for (int i = 0; i < min(kHeld, count) && args.dim > args.cluster_cols; ++i) {
     const float* const x = args.sources.at[i].row(row);
-    put_sums<true>(shared, i, column_sums<kAligned>(args, x, at + args.cluster_cols()));
+    put_sums<true>(shared, i, column_sums<kAligned>(args, x, at + args.cluster_cols));
   }
   for (int i = kHeld; i < count; ++i) {
     const float* const x = args.sources.at[i].row(row);
@@ -271,15 +270,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
-/// As few as hold the row, a power of two: the exchange between blocks is what a short row pays
-/// for.
-int blocks_of_row(std::int64_t dim) {
+/// How a row is cut: one block while it holds the row, for the exchange between blocks is what a
+/// short row pays for; else a power of two of them.
+struct RowCut {
+  int threads = kMostThreads / 2;
   int blocks = 1;
-  while (blocks < kMostBlocks && blocks * kBlockCols < dim) {
-    blocks *= 2;
+
+  explicit RowCut(std::int64_t dim) {
+    if (threads * kQuad < dim && dim <= kMostThreads * kQuad) {
+      threads = kMostThreads;
+    }
+    while (blocks < kMostBlocks && cols() < dim) {
+      blocks *= 2;
+    }
   }
-  return blocks;
-}
+  [[nodiscard]] std::int64_t cols() const { return std::int64_t{blocks} * threads * kQuad; }
+};
 
 void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
                std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
@@ -292,16 +298,10 @@ void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
                      Same{});
     return;
   }
-  AggregateArgs args{device_mat(out),
-                     device_mat(norm.y),
-                     norm.w.data(),
-                     norm.eps,
-                     {},
-                     w.data(),
-                     u.data(),
-                     sources[0].size(1),
-                     eps,
-                     blocks_of_row(sources[0].size(1))};
+  const RowCut cut(sources[0].size(1));
+  AggregateArgs args{device_mat(out), device_mat(norm.y), norm.w.data(),      norm.eps, {},
+                     w.data(),        u.data(),           sources[0].size(1), eps,      cut.blocks,
+                     cut.cols()};
   bool aligned = whole_quads(w) && whole_quads(u);
   aligned = aligned && (out.size(1) == 0 || whole_quads(out));
   aligned = aligned && (!norm.wanted() || (whole_quads(norm.y) && whole_quads(norm.w)));
@@ -309,12 +309,19 @@ void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
     args.sources.at[args.sources.count++] = device_mat(source);
     aligned = aligned && whole_quads(source);
   }
-  const auto kernel = aligned ? aggregate_rows<true> : aggregate_rows<false>;
-  launch(ctx, "attn_res", kernel,
-         {.grid = static_cast<unsigned>(sources[0].size(0) * args.cluster),
-          .block = kThreads,
-          .cluster = args.cluster},
-         args);
+  const Launch how{.grid = static_cast<unsigned>(sources[0].size(0) * cut.blocks),
+                   .block = static_cast<unsigned>(cut.threads),
+                   .cluster = cut.blocks};
+  if (cut.threads == kMostThreads) {
+    launch(ctx, "attn_res",
+           aligned ? aggregate_rows<true, kMostThreads> : aggregate_rows<false, kMostThreads>, how,
+           args);
+  } else {
+    launch(
+        ctx, "attn_res",
+        aligned ? aggregate_rows<true, kMostThreads / 2> : aggregate_rows<false, kMostThreads / 2>,
+        how, args);
+  }
 }
 
 }  // namespace

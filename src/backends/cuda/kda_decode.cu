@@ -29,7 +29,7 @@
 #include "ops/op_table.h"
 
 namespace tandem::cuda {
-namespace kda {
+namespace kda_fused {
 namespace {
 
 constexpr int kOutputsDone = 1;  // named barrier
@@ -141,12 +141,11 @@ __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ De
   __syncwarp();  // ptxas moves no load over it: all of them are under way
   prepare(shared, mine, projection, x, at, slot, a_log);
 
-  using Vector = typename Columns<kColumns>::Vector;
-  const Vector vector = *reinterpret_cast<const Vector*>(shared.v + at.column);
+  const auto rows_of = [](const float* vector) { return lane_rows(ptx::shared_address(vector)); };
   float v[kColumns];
   float o[kColumns];
-  memcpy(v, &vector, sizeof(v));
-  token_step(tile, {shared.q, shared.k, shared.e}, shared.beta, v, o);
+  read_columns(v, ptx::shared_address(shared.v + at.column));
+  token_step(tile, {rows_of(shared.q), rows_of(shared.k), rows_of(shared.e)}, shared.beta, v, o);
   deliver(shared, mine, x, at, slot, o);
   store_state(tile, state, kHeadDim, kHeadDim);
 }
@@ -233,10 +232,10 @@ bool run_decode(const ExecCtx& ctx, F32Cube y, const KdaDecode& in, const KdaSta
 }
 
 }  // namespace
-}  // namespace kda
+}  // namespace kda_fused
 
 void add_kda_decode_ops(KdaOps& ops) {
-  ops.decode = kda::run_decode;
+  ops.decode = kda_fused::run_decode;
 }
 
 }  // namespace tandem::cuda

@@ -15,7 +15,7 @@
 #include "backends/cuda/norm.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 
-namespace tandem::cuda::kda {
+namespace tandem::cuda::kda_fused {
 
 constexpr int kHeadDim = 128;  // K and V
 constexpr int kQuads = state_quads(kHeadDim);
@@ -314,4 +314,4 @@ __device__ __forceinline__ void normalise(const Shared& shared, const Operands& 
   put_quad(x.y.row(at.seq, at.head) + at.channel, y);
 }
 
-}  // namespace tandem::cuda::kda
+}  // namespace tandem::cuda::kda_fused

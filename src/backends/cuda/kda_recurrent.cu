@@ -1,260 +1,108 @@
 // kda_recurrent.cu — the KDA recurrence.   Contract: ops/kda.h   Oracle: ops/ref/kda_ref.h
 // Math      S <- diag(e^g) S;  r = v - S^T k;  S <- S + k (beta r)^T;  o = S^T q
 // Schedule  A block owns some value columns of one (sequence, head): up to four warps keep them in
-//           registers from the first token to the last (kda_step.cuh); one more feeds them. It
-//           brings q, k, g, v, beta of the next chunks of tokens into a ring in shared memory and
-//           replaces g by e^g, once for all columns, while the others work on the chunk before.
-// Latency   Of a token on its warp, in cycles: 16 fused multiply-adds for S^T (e k), three
-// shuffles,
-//           16 more for the write; the decay, the output of the token before and the reads of the
-//           next token fill the wait for the shuffles.
+//           registers from the first token to the last (kda_step.cuh); one more feeds them
+//           (kda_feed.cuh): it brings q, k, g, v, beta of the next chunks of tokens into a ring in
+//           shared memory and replaces g by e^g, once for all columns.
+// Latency   A token's way through its warp is 16 fused multiply-adds for S^T (e k), three shuffles
+//           and 16 more for the write; the decay, the output of the token before and the reads of
+//           the next one fill the wait for the shuffles.
 // Traffic   decode: S read and written once, 8 K V bytes a sequence and head. K3: 12.6 MB for a
 //           sequence and layer, 2.9 us at 4.3 TB/s. All of a lane's loads are in flight at once.
 // Numerics  fp32; the order of every sum is kda_step.cuh's for every plan, batch and split.
 // Launch    choose_kda.h; K <= 128; graph-safe.
-#include <cmath>
-#include <cstring>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/choose_kda.h"
 #include "backends/cuda/families.h"
 #include "backends/cuda/kda_batch.cuh"
+#include "backends/cuda/kda_feed.cuh"
 #include "backends/cuda/kda_step.cuh"
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 
 namespace tandem::cuda {
+namespace kda_recurrence {
 namespace {
 
-constexpr int kStages = 3;  // chunks of the ring
 constexpr int kMostThreads = (kMostStateWarps + 1) * kWarp;
 constexpr int kMostKeys = 128;
 
-struct Recurrence {
-  Cube<float> o;
-  Cube<const float> q, k, v, g;
-  Cube<const float> beta;
-  const std::int32_t* cu_seqlens;
-  const std::int32_t* slots;  // null: training
-  float* states;
-  float* checkpoints;  // may be null
-  int num_heads;
-  int keys;
-  int values;
-  int column_blocks;
-  int state_warps;
-  int chunk;   // tokens
-  bool quads;  // rows of q, k, g start on 16 bytes and hold whole quads
+/// What a state warp's lane reads of a token, by its address in shared memory.
+template <int kQuads, int kColumns>
+struct Seen {
+  using OfToken = Token<kQuads, kColumns>;
+  static constexpr std::uint32_t kKeyBytes = OfToken::kKeys * sizeof(float);
+  static constexpr std::uint32_t kBytes = OfToken::kFloats * sizeof(float);
+
+  std::uint32_t token;
+  std::uint32_t rows;    // lane_rows() of its q
+  std::uint32_t column;  // of the lane's values
+
+  __device__ Seen(std::uint32_t address, int first_column)
+      : token(address),
+        rows(lane_rows(address)),
+        column(address + 3 * kKeyBytes + static_cast<std::uint32_t>(first_column) * 4) {}
+
+  __device__ void move(std::uint32_t bytes) {
+    token += bytes;
+    rows += bytes;
+    column += bytes;
+  }
+  [[nodiscard]] __device__ TokenRows vectors() const {
+    return {rows, rows + kKeyBytes, rows + 2 * kKeyBytes};
+  }
+  [[nodiscard]] __device__ RowValues<kQuads> q() const { return read_rows<kQuads>(vectors().q); }
+  [[nodiscard]] __device__ RowValues<kQuads> k() const { return read_rows<kQuads>(vectors().k); }
+  [[nodiscard]] __device__ RowValues<kQuads> e() const { return read_rows<kQuads>(vectors().e); }
+  [[nodiscard]] __device__ float beta() const {
+    return ptx::load_shared_4(token + 3 * kKeyBytes + OfToken::kValues * sizeof(float));
+  }
 };
-
-/// A token's inputs in shared memory: q, k, e [32 kQuads], v of the block's columns, beta.
-/// Offsets are those of the widest block.
-template <int kQuads, int kColumns>
-struct Token {
-  static constexpr int kKeys = kQuads * kRowsOfQuads;
-  static constexpr int kValues = kMostStateWarps * kColumnLanes * kColumns;
-  static constexpr int kFloats = 3 * kKeys + kValues + kQuad;  // whole quads
-
-  int place;  // floats; no pointer, so that the compiler knows these for shared memory
-
-  __device__ float* q() const { return dynamic_smem<float>() + place; }
-  __device__ float* k() const { return q() + kKeys; }
-  __device__ float* e() const { return q() + 2 * kKeys; }  // g until exponentiate()
-  __device__ float* v() const { return q() + 3 * kKeys; }
-  __device__ float* beta() const { return q() + 3 * kKeys + kValues; }
-  __device__ Token after() const { return {place + kFloats}; }
-};
-
-/// Chunk n lies in stage n % kStages.
-template <int kQuads, int kColumns>
-struct Ring {
-  int chunk;
-  __device__ Token<kQuads, kColumns> token(int n, int r) const {
-    return {(n % kStages * chunk + r) * Token<kQuads, kColumns>::kFloats};
-  }
-  // The feeder has filled the stage; the state warps have left it.
-  __device__ static int full(int n) { return 1 + n % kStages; }
-  __device__ static int empty(int n) { return 1 + kStages + n % kStages; }
-};
-
-__device__ __forceinline__ int block_threads() {
-  return static_cast<int>(blockDim.x);
-}
-
-/// Which columns of which sequence and head a block has.
-struct Place {
-  int seq;
-  int head;
-  int column;   // the first
-  int columns;  // the block's; those from the state's end on do not exist
-  int begin;    // row of the first token
-  int length;
-  int chunks;
-
-  __device__ Place(const Recurrence& x, int warp_columns) {
-    const int item = static_cast<int>(blockIdx.x) / x.column_blocks;
-    const int first = static_cast<int>(blockIdx.x) % x.column_blocks * x.state_warps;
-    column = first * warp_columns;
-    columns = min(x.state_warps * warp_columns, x.values - column);
-    seq = item / x.num_heads;
-    head = item % x.num_heads;
-    begin = same_in_warp(x.cu_seqlens[seq]);
-    length = same_in_warp(x.cu_seqlens[seq + 1]) - begin;
-    chunks = (length + x.chunk - 1) / x.chunk;
-  }
-  __device__ int tokens_of(int n, int chunk) const { return min(chunk, length - n * chunk); }
-};
-
-/// Starts the copies of token t. A lane brings channels 4 lane .. 4 lane + 3 of q, k and g.
-template <int kQuads, int kColumns>
-__device__ __forceinline__ void fetch(const Recurrence& x, const Place& at, std::int64_t t,
-                                      const Token<kQuads, kColumns>& token) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int channel = lane * kQuad;
-  const float* const q = x.q.row(t, at.head) + channel;
-  const float* const k = x.k.row(t, at.head) + channel;
-  const float* const g = x.g.row(t, at.head) + channel;
-  if (x.quads) {
-    if (channel < x.keys) {
-      ptx::cp_async_16(token.q() + channel, q);
-      ptx::cp_async_16(token.k() + channel, k);
-      ptx::cp_async_16(token.e() + channel, g);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kQuad; ++i) {
-      if (channel + i < x.keys) {
-        ptx::cp_async_4(token.q() + channel + i, q + i);
-        ptx::cp_async_4(token.k() + channel + i, k + i);
-        ptx::cp_async_4(token.e() + channel + i, g + i);
-      }
-    }
-  }
-  const float* const v = x.v.row(t, at.head) + at.column;
-  for (int c = lane; c < at.columns; c += kWarp) {
-    ptx::cp_async_4(token.v() + c, v + c);
-  }
-  if (lane == 0) {
-    ptx::cp_async_4(token.beta(), x.beta.row(t, at.head));
-  }
-}
-
-template <int kQuads, int kColumns>
-__device__ __forceinline__ void fetch_chunk(const Recurrence& x, const Place& at, int n,
-                                            const Ring<kQuads, kColumns>& ring) {
-  if (n < at.chunks) {
-    const int count = at.tokens_of(n, x.chunk);
-    const std::int64_t first = at.begin + static_cast<std::int64_t>(n) * x.chunk;
-    for (int r = 0; r < count; ++r) {
-      fetch(x, at, first + r, ring.token(n, r));
-    }
-  }
-  ptx::cp_async_commit();
-}
-
-/// g -> e^g for the channels that this lane has copied.
-template <int kQuads, int kColumns>
-__device__ __forceinline__ void exponentiate(const Token<kQuads, kColumns>& token, int keys) {
-  const int channel = static_cast<int>(threadIdx.x) % kWarp * kQuad;
-  float* const e = token.e() + channel;
-  if (channel + kQuad <= keys) {
-    float4* const quad = reinterpret_cast<float4*>(e);
-    const float4 g = *quad;
-    *quad = make_float4(expf(g.x), expf(g.y), expf(g.z), expf(g.w));
-  } else {
-    for (int i = 0; channel + i < keys; ++i) {
-      e[i] = expf(e[i]);
-    }
-  }
-}
-
-/// The last warp.
-template <int kQuads, int kColumns>
-__device__ __forceinline__ void feed(const Recurrence& x, const Place& at,
-                                     const Ring<kQuads, kColumns>& ring) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  if (x.keys < ring.token(0, 0).kKeys) {  // channels beyond K are never copied
-    for (int i = lane; i < kStages * x.chunk * Token<kQuads, kColumns>::kFloats; i += kWarp) {
-      dynamic_smem<float>()[i] = 0.0F;
-    }
-    __syncwarp();
-  }
-  for (int n = 0; n < kStages - 1; ++n) {
-    fetch_chunk(x, at, n, ring);
-  }
-  for (int n = 0; n < at.chunks; ++n) {
-    ptx::cp_async_wait<kStages - 2>();
-    const int count = at.tokens_of(n, x.chunk);
-#pragma unroll 4
-    for (int r = 0; r < count; ++r) {
-      exponentiate(ring.token(n, r), x.keys);
-    }
-    __syncwarp();
-    ptx::named_barrier_arrive(ring.full(n), block_threads());
-    const int next = n + kStages - 1;
-    if (n > 0 && next < at.chunks) {  // into the place of chunk n - 1
-      ptx::named_barrier_sync(ring.empty(next), block_threads());
-    }
-    fetch_chunk(x, at, next, ring);
-  }
-}
 
 /// A state warp's lane: its columns, and where they are in memory.
 template <int kQuads, int kColumns>
 struct Lane {
   StateTile<kQuads, kColumns> tile;
-  int column;   // its first, from the block's first
-  bool active;  // its columns exist
-  bool stores;  // and it stores one of them
-  float* o;     // that column of token 0's output
+  int column;              // its first, from the block's first
+  bool active;             // its columns exist
+  bool stores;             // and it stores one of them
+  std::byte* o;            // that column of the next output
+  std::int64_t row_bytes;  // from one output to the next
 
-  __device__ Lane(const Recurrence& x, const Place& at, int warp) {
-    column = (warp * kColumnLanes + column_lane()) * kColumns;
-    active = column < at.columns;
-    stores = active && row_group() < kColumns;
-    o = x.o.row(at.begin, at.head) + at.column + column + row_group();
-  }
-  __device__ void values(float (&v)[kColumns], const Token<kQuads, kColumns>& token) const {
-    using Vector = typename Columns<kColumns>::Vector;
-    Vector x{};
-    if (active) {
-      x = *reinterpret_cast<const Vector*>(token.v() + column);
+  __device__ Lane(const Recurrence& x, const Place& at, int warp)
+      : column((warp * kColumnLanes + column_lane()) * kColumns),
+        active(column < at.columns),
+        stores(active && row_group() < kColumns),
+        o(reinterpret_cast<std::byte*>(x.o.row(at.begin, at.head) + at.column + column +
+                                       row_group())),
+        row_bytes(same_in_warp(x.o.stride_a * static_cast<std::int64_t>(sizeof(float)))) {}
+  /// One row's output; the next call is about the next row.
+  __device__ __forceinline__ void store(const float (&out)[kColumns], bool wanted) {
+    if (stores && wanted) {
+      *reinterpret_cast<float*>(o) = own_column(out);
     }
-    memcpy(v, &x, sizeof(x));
-  }
-  __device__ void store(float* to, const float (&out)[kColumns]) const {
-    if (stores) {
-      *to = own_column(out);
-    }
+    o += row_bytes;
   }
 };
-
-template <int kQuads, int kColumns>
-__device__ __forceinline__ TokenRows rows_of(const Token<kQuads, kColumns>& token) {
-  return {token.q(), token.k(), token.e()};
-}
 
 /// Tokens one after the other: for many columns a lane, which hide each other's latency.
 template <int kQuads, int kColumns>
 struct Plain {
-  const Recurrence& x;
   Lane<kQuads, kColumns>& lane;
-  float* to;  // the next token's output
 
-  __device__ Plain(const Recurrence& args, Lane<kQuads, kColumns>& mine)
-      : x(args), lane(mine), to(mine.o) {}
-
-  __device__ __forceinline__ void run(Token<kQuads, kColumns> token, int count) {
+  __device__ __forceinline__ void run(Seen<kQuads, kColumns> token, int count) {
     for (int r = 0; r < count; ++r) {
       float v[kColumns];
       float o[kColumns];
-      lane.values(v, token);
-      token_step(lane.tile, rows_of(token), *token.beta(), v, o);
-      lane.store(to, o);
-      to += x.o.stride_a;
-      token = token.after();
+      read_columns(v, token.column);
+      token_step(lane.tile, token.vectors(), token.beta(), v, o);
+      lane.store(o, true);
+      token.move(token.kBytes);
     }
   }
   __device__ void finish() {}
@@ -267,67 +115,71 @@ struct Pipelined {
   struct Rows {
     RowValues<kQuads> q, k, e;
   };
-  const Recurrence& x;
   Lane<kQuads, kColumns>& lane;
   Rows even{}, odd{};      // tokens of a chunk alternate; a token's q outlives it
   RowValues<kQuads> ek{};  // of the next token
-  float* to;               // the output of the token before; what token 0 writes there is replaced
-  std::int64_t ahead = 0;
+  bool pending = false;    // an output is still to be summed: of the row before the lane's
 
-  __device__ Pipelined(const Recurrence& args, Lane<kQuads, kColumns>& mine)
-      : x(args), lane(mine), to(mine.o) {}
+  __device__ explicit Pipelined(Lane<kQuads, kColumns>& mine) : lane(mine) {
+    lane.o -= lane.row_bytes;
+  }
 
-  /// Token `now`, while the rows of `next` arrive in `other`, which held the token before. The
-  /// order of the statements is the schedule: a third of the other work behind each shuffle.
-  __device__ __forceinline__ void step(const Rows& now, Rows& other,
-                                       const Token<kQuads, kColumns>& token,
-                                       const Token<kQuads, kColumns>& next) {
+  /// Token `now`, while the rows of the next one arrive in `other`, which held the token before.
+  /// The order of the statements is the schedule: a third of the other work behind each shuffle.
+  __device__ __forceinline__ void step(const Rows& now, Rows& other, Seen<kQuads, kColumns>& token,
+                                       Seen<kQuads, kColumns>& next, bool one_more) {
     float dot[kColumns];
     float o[kColumns];
     float theirs[kColumns];
     float o_theirs[kColumns];
     float v[kColumns];
-    other.k = read_rows<kQuads>(next.k());
-    other.e = read_rows<kQuads>(next.e());
+    other.k = next.k();
+    other.e = next.e();
+    read_columns(v, token.column);
+    const float beta = token.beta();
+    __syncwarp();  // no read is moved over it
     lane_dot(dot, lane.tile, ek);
     from_group(theirs, dot, 1);
     lane_dot(o, lane.tile, other.q);
-    lane.values(v, token);
-    const float beta = *token.beta();
+    other.q = next.q();
     add(dot, theirs);
     from_group(theirs, dot, 2);
     from_group(o_theirs, o, 1);
     decay(lane.tile, now.e);
     add(dot, theirs);
     from_group(theirs, dot, 4);
+    ek = product(other.e, other.k);
     add(o, o_theirs);
     from_group(o_theirs, o, 2);
-    ek = product(other.e, other.k);
-    other.q = read_rows<kQuads>(next.q());
     add(dot, theirs);
     float u[kColumns];
     written(u, v, dot, beta);
     add_outer(lane.tile, now.k, u);
+    token = next;
+    next.move(one_more ? next.kBytes : 0U);
     add(o, o_theirs);
     from_group(o_theirs, o, 4);
     add(o, o_theirs);
-    lane.store(to, o);
-    to += ahead;
-    ahead = x.o.stride_a;
+    lane.store(o, pending);
+    pending = true;
   }
 
-  __device__ __forceinline__ void run(Token<kQuads, kColumns> token, int count) {
-    even = {read_rows<kQuads>(token.q()), read_rows<kQuads>(token.k()),
-            read_rows<kQuads>(token.e())};
+  __device__ __forceinline__ void run(Seen<kQuads, kColumns> token, int count) {
+    even = {token.q(), token.k(), token.e()};
     ek = product(even.e, even.k);
     // Behind the last token it is read once more: whichever of the two it is, both then hold its q.
+    Seen<kQuads, kColumns> next = token;
+    next.move(count > 1 ? next.kBytes : 0U);
+    int left = count;
 #pragma unroll 1
-    for (int r = 0; r < count; r += 2) {
-      const Token<kQuads, kColumns> second = r + 1 < count ? token.after() : token;
-      step(even, odd, token, second);
-      if (r + 1 < count) {
-        token = r + 2 < count ? second.after() : second;
-        step(odd, even, second, token);
+    while (true) {
+      step(even, odd, token, next, left > 2);
+      if (--left == 0) {
+        break;
+      }
+      step(odd, even, token, next, left > 2);
+      if (--left == 0) {
+        break;
       }
     }
   }
@@ -335,7 +187,7 @@ struct Pipelined {
     float o[kColumns];
     lane_dot(o, lane.tile, odd.q);
     sum_groups(o);
-    lane.store(to, o);
+    lane.store(o, pending);
   }
 };
 
@@ -359,7 +211,8 @@ __device__ __forceinline__ void keep_state(const Recurrence& x, const Place& at,
     float* const first = x.checkpoints + index * state_size;
     saved = lane.active ? first_row(first + at.column + lane.column, x.values) : nullptr;
   }
-  Order order(x, lane);
+  Order order{lane};
+  const std::uint32_t shared = same_in_warp(ptx::shared_address(ring.data));
   for (int n = 0; n < at.chunks; ++n) {
     const std::int64_t first = static_cast<std::int64_t>(n) * x.chunk;
     if (saved != nullptr && first % kRows == 0) {
@@ -367,7 +220,8 @@ __device__ __forceinline__ void keep_state(const Recurrence& x, const Place& at,
     }
     __syncwarp();
     ptx::named_barrier_sync(ring.full(n), block_threads());
-    order.run(ring.token(n, 0), at.tokens_of(n, x.chunk));
+    const auto offset = static_cast<std::uint32_t>(ring.token(n, 0).data - ring.data);
+    order.run({shared + offset * 4, lane.column}, at.tokens_of(n, x.chunk));
     if (n + kStages < at.chunks) {
       __syncwarp();
       ptx::named_barrier_arrive(ring.empty(n), block_threads());
@@ -399,7 +253,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocksPerSm<kColumns>)
   begin_kernel();
   using Order =
       std::conditional_t<kColumns == 1, Pipelined<kQuads, kColumns>, Plain<kQuads, kColumns>>;
-  const Ring<kQuads, kColumns> ring{x.chunk};
+  const Ring<kQuads, kColumns> ring{dynamic_smem<float>(), x.chunk};
   const Place at(x, kColumnLanes * kColumns);
   const int slot = x.slots != nullptr ? same_in_warp(x.slots[at.seq]) : 0;
   const int warp = same_in_warp(static_cast<int>(threadIdx.x) / kWarp);
@@ -486,9 +340,10 @@ void recurrent(const ExecCtx& ctx, F32Cube o, const KdaInputs& in, const KdaStat
 }
 
 }  // namespace
+}  // namespace kda_recurrence
 
 void add_kda_recurrent_ops(KdaOps& ops) {
-  ops.recurrent = recurrent;
+  ops.recurrent = kda_recurrence::recurrent;
   ops.recurrent_bwd = kda_recurrent_bwd;
 }
 

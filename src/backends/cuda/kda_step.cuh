@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "backends/cuda/choose_kda.h"
+#include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/quad.cuh"
 #include "backends/cuda/reduce.cuh"
 
@@ -47,20 +48,25 @@ struct StateTile {
   float s[kQuads][kQuad][kColumns];
 };
 
-/// `vector` holds kQuads * 32 floats, zeros beyond K, and is aligned to 16 bytes.
+/// Where in shared memory the lane's rows of the vector at `vector` begin: of kQuads * 32 floats,
+/// zeros beyond K, aligned to 16 bytes.
+__device__ __forceinline__ std::uint32_t lane_rows(std::uint32_t vector) {
+  return vector + static_cast<std::uint32_t>(row_group()) * sizeof(float4);
+}
+
 template <int kQuads>
-__device__ __forceinline__ RowValues<kQuads> read_rows(const float* vector) {
-  RowValues<kQuads> rows;
+__device__ __forceinline__ RowValues<kQuads> read_rows(std::uint32_t rows) {
+  constexpr std::uint32_t kStride = kRowsOfQuads * sizeof(float);
+  RowValues<kQuads> values;
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
-    const float4 x =
-        *reinterpret_cast<const float4*>(vector + j * kRowsOfQuads + row_group() * kQuad);
-    rows.x[j][0] = x.x;
-    rows.x[j][1] = x.y;
-    rows.x[j][2] = x.z;
-    rows.x[j][3] = x.w;
+    const float4 x = ptx::load_shared_16(rows + static_cast<std::uint32_t>(j) * kStride);
+    values.x[j][0] = x.x;
+    values.x[j][1] = x.y;
+    values.x[j][2] = x.z;
+    values.x[j][3] = x.w;
   }
-  return rows;
+  return values;
 }
 
 template <int kQuads>
@@ -169,11 +175,11 @@ __device__ __forceinline__ void written(float (&u)[kColumns], const float (&v)[k
   }
 }
 
-/// A token's vectors over k, as read_rows() wants them.
+/// lane_rows() of a token's vectors over k.
 struct TokenRows {
-  const float* q;
-  const float* k;
-  const float* e;  // e^g
+  std::uint32_t q;
+  std::uint32_t k;
+  std::uint32_t e;  // e^g
 };
 
 /// One token, start to end; o = S^T q in every row group. The rows of k and e are read twice rather
@@ -209,6 +215,20 @@ template <>
 struct Columns<4> {
   using Vector = float4;
 };
+
+/// A lane's columns of a vector over v, at `at` in shared memory.
+template <int kColumns>
+__device__ __forceinline__ void read_columns(float (&x)[kColumns], std::uint32_t at) {
+  if constexpr (kColumns == 4) {
+    const float4 v = ptx::load_shared_16(at);
+    memcpy(x, &v, sizeof(v));
+  } else if constexpr (kColumns == 2) {
+    const float2 v = ptx::load_shared_8(at);
+    memcpy(x, &v, sizeof(v));
+  } else {
+    x[0] = ptx::load_shared_4(at);
+  }
+}
 
 /// fn(j, i, offset) for element i of the lane's quad j, `offset` floats behind the lane's first row
 /// in a state of `values` columns. Rows from `keys` on are left out.

@@ -9,7 +9,9 @@ constexpr int kWarp = 32;
 constexpr unsigned kFullWarp = 0xFFFFFFFFU;
 
 /// `value`, the same in every lane, and for the compiler too: branches on it keep a warp together.
-__device__ __forceinline__ int same_in_warp(int value) {
+/// Nor does the compiler work it out again where it is needed.
+template <typename T>
+__device__ __forceinline__ T same_in_warp(T value) {
   return __shfl_sync(kFullWarp, value, 0);
 }
 

@@ -18,12 +18,13 @@
 
 namespace tandem::cuda {
 
-/// A CTA's share of the units of all items, in order.
+/// A CTA's share of the units of all items, in order. settle() comes before anything is read, so
+/// that a caller may have other loads under way with the first item's.
 struct UnitWalk {
   int item;
   int unit;  // of the item
   int left;
-  ExpertItem what;
+  ExpertItem what{-1, 0, 0};
 
   __device__ __forceinline__ UnitWalk(const ExpertWork& work, int units) {
     const unsigned total = static_cast<unsigned>(work.count()) * static_cast<unsigned>(units);
@@ -33,28 +34,30 @@ struct UnitWalk {
     item = static_cast<int>(begin / static_cast<unsigned>(units));
     unit = static_cast<int>(begin) - item * units;
     left = static_cast<int>(share + (blockIdx.x < more ? 1 : 0));
-    open(work, units);
+    if (left > 0) {
+      what = work.item(static_cast<unsigned>(item));
+    }
+  }
+  /// Items of no expert are passed over.
+  __device__ __forceinline__ void settle(const ExpertWork& work, int units) {
+    while (left > 0 && what.expert < 0) {
+      left -= units - unit;
+      unit = 0;
+      ++item;
+      if (left > 0) {
+        what = work.item(static_cast<unsigned>(item));
+      }
+    }
   }
   __device__ __forceinline__ void next(const ExpertWork& work, int units) {
     --left;
     if (++unit == units) {
       unit = 0;
       ++item;
-      open(work, units);
-    }
-  }
-
- private:
-  /// Items of no expert are passed over.
-  __device__ __forceinline__ void open(const ExpertWork& work, int units) {
-    while (left > 0) {
-      what = work.item(static_cast<unsigned>(item));
-      if (what.expert >= 0) {
-        return;
+      if (left > 0) {
+        what = work.item(static_cast<unsigned>(item));
+        settle(work, units);
       }
-      left -= units - unit;
-      unit = 0;
-      ++item;
     }
   }
 };
@@ -80,10 +83,11 @@ struct UnitSums {
   }
 };
 
-/// Runs the CTA's units. Op: kBlocks of a stage; kUnitBlocks of outputs; units() of an item;
-/// data(expert, lane) and block(lane): the weight and the unit's block that a lane fetches;
-/// key(item): equal where inputs are; stage(to, item): the inputs; factors(expert); finish(factors,
-/// pair, unit, sums, output, token).
+/// Runs the CTA's units; the kernel's beginning is in here. Op: kBlocks of a stage; kUnitBlocks of
+/// outputs; units() of an item; data(expert, lane) and block(lane): the weight and the unit's block
+/// that a lane fetches; key(item): equal where inputs are; one_input(): whether all items have key
+/// 0; stage(to, item): the inputs; factors(expert); finish(factors, pair, unit, sums, output,
+/// token).
 template <WeightFormat F, bool kWhole, typename Op>
 __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
                                            const TensorShape& shape, const RingPlan& plan) {
@@ -101,7 +105,14 @@ __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
   const int sum_step = plan.token_pairs() * (kRingSumBytes / 16);  // float4s of a segment
 
   Ring<Stage> ring(smem, plan.warps, plan.stages);
+  begin_kernel();
   UnitWalk ahead(work, units);
+  int key = -1;  // of the inputs that are there
+  if (op.one_input()) {
+    op.stage(inputs, {0, 0, 1});
+    key = 0;
+  }
+  ahead.settle(work, units);
   UnitWalk at = ahead;
   int ahead_segment = warp;
   auto source = RingSource::of_lane<F, Stage>(lane);
@@ -136,7 +147,6 @@ __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
   }
 
   int item = -1;
-  int key = -1;
   int turn = 0;  // the warp that finishes the unit's first outputs
   int odd_item = 0;
   int odd_unit = 0;
@@ -208,7 +218,8 @@ struct RingGateUp {
   }
   __device__ __forceinline__ int block(int) const { return 0; }
   /// A single token is every item's.
-  __device__ __forceinline__ int key(int item) const { return p.work.items == nullptr ? 0 : item; }
+  __device__ __forceinline__ bool one_input() const { return p.work.items == nullptr; }
+  __device__ __forceinline__ int key(int item) const { return one_input() ? 0 : item; }
   __device__ __forceinline__ void stage(std::uint8_t* to, const ExpertItem& item) const {
     stage_ring_inputs(to, item.count, p.shape.k_tiles, [&](int i, int t) {
       return F32Inputs<kWhole>(p.x.row(p.work.pair(item.first + i) / p.slots), p.shape.in, t);
@@ -231,7 +242,6 @@ struct RingGateUp {
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kRingThreads, 1)
     ring_gate_up(const __grid_constant__ GateUpArgs p) {
-  begin_kernel();
   walk_units<F, kWhole>(RingGateUp<F, kWhole>{p}, p.work, p.shape, p.ring);
 }
 
@@ -250,6 +260,7 @@ struct RingDown {
     return p.w2[expert];
   }
   __device__ __forceinline__ int block(int lane) const { return lane / 2; }
+  __device__ __forceinline__ bool one_input() const { return false; }
   __device__ __forceinline__ int key(int item) const { return item; }
   __device__ __forceinline__ void stage(std::uint8_t* to, const ExpertItem& item) const {
     const std::int64_t filled = (p.shape.in + 15) / 16 * 16;
@@ -274,7 +285,6 @@ struct RingDown {
 
 template <WeightFormat F, bool kWhole>
 __global__ void __launch_bounds__(kRingThreads, 1) ring_down(const __grid_constant__ DownArgs p) {
-  begin_kernel();
   walk_units<F, kWhole>(RingDown<F, kWhole>{p}, p.work, p.shape, p.ring);
 }
 

@@ -123,7 +123,7 @@ struct StreamPiece {
 /// begin_kernel(): memory then works while the kernel before ends.
 template <WeightFormat F>
 __device__ __forceinline__ void prefetch_tiles(const TileRow& row, int tile, int tiles) {
-  constexpr int kMostTiles = 16 * 1024 / static_cast<int>(tile_bytes(F));
+  constexpr int kMostTiles = 64 * 1024 / static_cast<int>(tile_bytes(F));
   tiles = min(tiles, kMostTiles);
   const TileRow first = row.template at_tile<F>(tile);
   ptx::prefetch_to_l2(first.elements, static_cast<unsigned>(tiles * tile_bytes(F)));
