@@ -1,6 +1,7 @@
 // The choosers of tensor-core products, for GPUs that are not here: every choice must fit the GPU
 // and the kernels' bounds, cover the work exactly, and fill the SMs where there is work for them.
 #include <algorithm>
+#include <bit>
 #include <span>
 #include <utility>
 #include <vector>
@@ -50,13 +51,15 @@ void expect_split(int segments, int cluster, int slots) {
   EXPECT_EQ(begin, segments);
 }
 
-void expect_stream_plan(const StreamPlan& plan, const TensorShape& shape) {
-  EXPECT_GE(plan.row_warps, 1);
+void expect_stream_plan(const StreamPlan& plan, int segments, std::int64_t tokens) {
+  EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(plan.row_warps)));
   EXPECT_GE(plan.k_warps, 1);
   EXPECT_LE(plan.threads(), kStreamThreads);
-  EXPECT_LE(plan.k_warps, std::max(1, plan.slots));
   EXPECT_TRUE(plan.cluster == 1 || plan.cluster == 2 || plan.cluster == 4 || plan.cluster == 8);
-  expect_split(shape.segments, plan.cluster, plan.slots);
+  EXPECT_LE(plan.k_warps, std::max<std::int64_t>(1, ceil_div(segments, plan.cluster)));
+  EXPECT_EQ(plan.segments, std::max(1, segments));
+  EXPECT_TRUE(plan.tokens % 2 == 0 && plan.tokens >= tokens && plan.tokens <= kStreamTokens);
+  expect_split(segments, plan.cluster, static_cast<int>(ceil_div(segments, plan.cluster)));
 }
 
 void expect_covers(const LinearConfig& config, const LinearDesc& desc, const DeviceInfo& info) {
@@ -65,7 +68,7 @@ void expect_covers(const LinearConfig& config, const LinearDesc& desc, const Dev
   EXPECT_LE(config.grid_y, 65535);
   if (config.stream) {
     EXPECT_LE(desc.tokens, kMaxStreamRows);
-    expect_stream_plan(config.plan, shape);
+    expect_stream_plan(config.plan, shape.segments, desc.tokens);
     EXPECT_EQ(config.threads, config.plan.threads());
     EXPECT_EQ(config.grid_x % config.plan.cluster, 0);
     const std::int64_t blocks = std::int64_t{stream_blocks(desc.format)} * config.plan.row_warps;
@@ -121,7 +124,7 @@ TEST(ChooseLinear, DecodeFillsTheSms) {
   }
 }
 
-TEST(ChooseLinear, AGroupIsAsLargeAsItsLayers) {
+TEST(ChooseLinear, AGroupFollowsItsLongestSum) {
   // KDA's projections of one input, and layers of unlike widths.
   const std::vector<std::vector<Shape>> groups{
       {{12288, 7168}, {12288, 7168}, {12288, 7168}, {12288, 7168}, {128, 7168}, {96, 7168}},
@@ -131,26 +134,42 @@ TEST(ChooseLinear, AGroupIsAsLargeAsItsLayers) {
   for (const int sms : kSms) {
     for (const WeightFormat format : kFormats) {
       for (const std::vector<Shape>& group : groups) {
-        std::vector<TensorShape> layers;
-        std::int64_t grid = 0;
-        for (const Shape& s : group) {
-          layers.push_back(tensor_shape(format, s.out, s.in));
-        }
-        const auto config = choose_linear_group(format, layers, gpu(sms));
-        ASSERT_TRUE(config.has_value() && config->stream);
-        const StreamPlan& plan = config->plan;
-        for (const TensorShape& layer : layers) {
-          grid += ceil_div(layer.row_blocks, stream_blocks(format) * plan.row_warps) * plan.cluster;
-          for (int rank = 0; rank < plan.cluster; ++rank) {
-            EXPECT_LE(plan.begin(layer.segments, rank + 1) - plan.begin(layer.segments, rank),
-                      plan.slots);
+        for (const bool gated : {false, true}) {
+          LinearGroupDesc desc;
+          desc.format = format;
+          desc.tokens = 3;
+          desc.gated = gated;
+          int segments = 0;
+          for (const Shape& s : group) {
+            desc.layers.push_back(tensor_shape(format, s.out, s.in));
+            segments = std::max(segments, desc.layers.back().segments);
           }
+          const auto config = choose_linear_group(desc, gpu(sms));
+          ASSERT_TRUE(config.has_value() && config->stream);
+          const StreamPlan& plan = config->plan;
+          expect_stream_plan(plan, segments, desc.tokens);
+          EXPECT_TRUE(!gated || plan.row_warps >= 2);  // half of them for the second ones of pairs
+          EXPECT_EQ(config->threads, plan.threads());
+          EXPECT_EQ(config->smem_bytes, plan.smem_bytes(stream_blocks(format)));
+          EXPECT_LE(config->smem_bytes, gpu(sms).smem_per_block);
         }
-        EXPECT_EQ(config->grid_x, grid);
-        EXPECT_EQ(config->threads, plan.threads());
-        EXPECT_EQ(config->smem_bytes, plan.smem_bytes(stream_blocks(format)));
-        EXPECT_LE(config->smem_bytes, gpu(sms).smem_per_block);
       }
+    }
+  }
+}
+
+TEST(ChooseLinear, ASumOfTwoProductsHasRoomForBoth) {
+  for (const int sms : kSms) {
+    for (const WeightFormat format : kFormats) {
+      const LinearDesc desc{
+          .format = format, .out = 7168, .in = 3584, .tokens = 8, .second_in = 6144};
+      const auto config = choose_linear(desc, gpu(sms));
+      ASSERT_TRUE(config.has_value() && config->stream);
+      expect_stream_plan(
+          config->plan,
+          tensor_shape(format, 7168, 3584).segments + tensor_shape(format, 7168, 6144).segments,
+          desc.tokens);
+      EXPECT_LE(config->smem_bytes, gpu(sms).smem_per_block);
     }
   }
 }
@@ -212,8 +231,11 @@ TEST(ChooseExperts, DecodeStreamsAndPrefillTiles) {
       ASSERT_TRUE(config.has_value());
       EXPECT_TRUE(config->stream) << tokens;
       EXPECT_EQ(config->chunk, std::min(tokens, kMaxStreamRows));
-      expect_stream_plan(config->gate_up, tensor_shape(WeightFormat::kNvFp4, 3072, 3584));
-      expect_stream_plan(config->down, tensor_shape(WeightFormat::kNvFp4, 3584, 3072));
+      const std::int64_t rows = std::min(tokens, kMaxStreamRows);
+      expect_stream_plan(config->gate_up, tensor_shape(WeightFormat::kNvFp4, 3072, 3584).segments,
+                         rows);
+      expect_stream_plan(config->down, tensor_shape(WeightFormat::kNvFp4, 3584, 3072).segments,
+                         rows);
       EXPECT_EQ(config->gate_up.cluster, 1);
       EXPECT_EQ(config->down.cluster, 1);
     }

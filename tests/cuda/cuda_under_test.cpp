@@ -117,9 +117,10 @@ const OpTable& ops_under_test() {
   return cuda_backend();
 }
 
+/// TDM_TEST_TENSOR_CORES=1: the default arithmetic, for tests that compare ops with ops.
 Device& device_under_test() {
-  static const std::unique_ptr<Device> device =
-      make_cuda_device({.host_visible = true, .exact_linear = true});
+  static const std::unique_ptr<Device> device = make_cuda_device(
+      {.host_visible = true, .exact_linear = std::getenv("TDM_TEST_TENSOR_CORES") == nullptr});
   return *device;
 }
 
