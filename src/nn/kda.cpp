@@ -56,27 +56,34 @@ Kda::Saved Kda::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32
   ops::linear_group(ctx, std::array{q_proj.call(qkv.cols(0, p), x), k_proj.call(qkv.cols(p, p), x),
                                     v_proj.call(qkv.cols(2 * p, p), x), g_proj.call(gate_out, x),
                                     f_a_proj.call(f_a, x), b_proj.call(beta, x)});
-  const F32Mat normed = take_mat(keep, rows, p);
-  if (cache != nullptr && seqs.one_row_each &&
-      ops::kda_decode(ctx, as_heads(normed, num_heads), step(qkv, f_a, beta, gate_out),
-                      cache->states, cache->conv, seqs)) {
-    ops::linear_sum(ctx, y, base, std::array{o_proj.term(normed)});
-    return {};
+  if (cache != nullptr && seqs.one_row_each) {
+    const F32Mat normed = take_mat(keep, rows, p);
+    if (ops::kda_decode(ctx, as_heads(normed, num_heads), step(qkv, f_a, beta, gate_out),
+                        cache->states, cache->conv, seqs)) {
+      ops::linear_sum(ctx, y, base, std::array{o_proj.term(normed)});
+      return {};
+    }
   }
 
+  // Without a backward, what was read for the last time gives its place: K3's prompts are long.
+  const bool training = cache == nullptr;
+  const auto take_or = [&](F32Mat read) {
+    return training ? take_mat(keep, rows, read.size(1)) : read;
+  };
   const F32Mat qkv_conv = take_mat(keep, rows, 3 * p);
   ops::conv1d(ctx, qkv_conv, qkv, filters(), cache != nullptr ? cache->conv : F32Cube{}, seqs);
-  const F32Mat qk = take_mat(keep, rows, 2 * p);
+  const F32Mat qk = take_or(qkv_conv.cols(0, 2 * p));
   ops::l2_norm(ctx, as_heads(qk, 2 * num_heads), as_heads(qkv_conv.cols(0, 2 * p), 2 * num_heads),
                std::array{q_scale(), 1.0F}, kL2Eps);
 
-  const F32Mat f = take_mat(keep, rows, p);
-  const F32Mat g = take_mat(keep, rows, p);
+  const F32Mat f = take_or(qkv.cols(0, p));
+  const F32Mat g = take_or(qkv.cols(p, p));
   f_b_proj.forward(ctx, f, f_a);
   ops::kda_gate(ctx, as_heads(g, num_heads), beta, as_heads(f, num_heads), beta, a_log_used(),
                 dt_bias->value_vec(), gate);
 
-  const F32Mat o = take_mat(keep, rows, p);
+  const F32Mat o = take_or(qkv.cols(2 * p, p));
+  const F32Mat normed = take_or(qkv_conv.cols(0, p));
   Saved saved{x, qkv, qkv_conv, qk, f_a, f, g, beta, o, gate_out, normed, nullptr};
   float* checkpoints = nullptr;
   if (cache == nullptr) {

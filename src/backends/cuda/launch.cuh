@@ -56,11 +56,13 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
   device.launched(op);
 }
 
-/// Every thread of every kernel calls this before it reads or writes global memory, weights
-/// excepted (the kernel after one with `writes_weights` starts when that has ended), and before it
-/// may return: waits for the kernel before, then lets the one after start. The trigger comes this
-/// early because the one after waits too. Since every kernel waits, the end of one implies the end
-/// of all before it; a kernel whose CTAs could end without waiting would break that.
+/// Every thread of every kernel calls this before it may return, and before it reads or writes
+/// global memory; what may be read sooner is weights (the kernel after one with `writes_weights`
+/// starts when that has ended) and what was written before the kernel before began. Waits for the
+/// kernel before, then lets the one after start. The trigger comes this early because the one after
+/// waits too, and no earlier, so that the kernel before the one before has ended when a kernel
+/// starts. Since every kernel waits, the end of one implies the end of all before it; a kernel
+/// whose CTAs could end without waiting would break that.
 __device__ __forceinline__ void begin_kernel() {
   ptx::wait_for_predecessor();
   ptx::let_successor_start();

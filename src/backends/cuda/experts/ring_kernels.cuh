@@ -83,11 +83,12 @@ struct UnitSums {
   }
 };
 
-/// Runs the CTA's units; the kernel's beginning is in here. Op: kBlocks of a stage; kUnitBlocks of
-/// outputs; units() of an item; data(expert, lane) and block(lane): the weight and the unit's block
-/// that a lane fetches; key(item): equal where inputs are; one_input(): whether all items have key
-/// 0; stage(to, item): the inputs; factors(expert); finish(factors, pair, unit, sums, output,
-/// token).
+/// Runs the CTA's units; the kernel's beginning is in here. Op: kItemsKnown: the items were written
+/// before the kernel before began, so that weights may be asked for while it ends; kBlocks of a
+/// stage; kUnitBlocks of outputs; units() of an item; data(expert, lane) and block(lane): the
+/// weight and the unit's block that a lane fetches; key(item): equal where inputs are; one_input():
+/// whether all items have key 0; stage(to, item): the inputs; factors(expert); finish(factors,
+/// pair, unit, sums, output, token).
 template <WeightFormat F, bool kWhole, typename Op>
 __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
                                            const TensorShape& shape, const RingPlan& plan) {
@@ -105,7 +106,9 @@ __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
   const int sum_step = plan.token_pairs() * (kRingSumBytes / 16);  // float4s of a segment
 
   Ring<Stage> ring(smem, plan.warps, plan.stages);
-  begin_kernel();
+  if constexpr (!Op::kItemsKnown) {
+    begin_kernel();
+  }
   UnitWalk ahead(work, units);
   int key = -1;  // of the inputs that are there
   if (op.one_input()) {
@@ -144,6 +147,9 @@ __device__ __forceinline__ void walk_units(const Op& op, const ExpertWork& work,
   };
   for (int i = 0; i < plan.stages; ++i) {
     put();
+  }
+  if constexpr (Op::kItemsKnown) {
+    begin_kernel();
   }
 
   int item = -1;
@@ -209,6 +215,7 @@ template <WeightFormat F, bool kWhole>
 struct RingGateUp {
   static constexpr int kBlocks = kGateUpBlocks;
   static constexpr int kUnitBlocks = 1;
+  static constexpr bool kItemsKnown = false;
   using Factors = float2;
   const GateUpArgs& p;
 
@@ -250,6 +257,7 @@ template <WeightFormat F, bool kWhole>
 struct RingDown {
   static constexpr int kBlocks = stream_blocks(F);
   static constexpr int kUnitBlocks = kBlocks;
+  static constexpr bool kItemsKnown = true;  // gate and up came between, and waited for them
   using Factors = float;
   const DownArgs& p;
 
