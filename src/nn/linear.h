@@ -20,9 +20,7 @@ class Linear {
     ops::linear(ctx, y, x, forward_);
   }
   /// The same as one call of ops::linear_group(); good as long as this layer is.
-  [[nodiscard]] LinearCall call(F32Mat y, ConstF32Mat x) const {
-    return {y, x, &forward_};
-  }
+  [[nodiscard]] LinearCall call(F32Mat y, ConstF32Mat x) const { return {y, x, &forward_}; }
   /// The same of one term of ops::linear_sum().
   [[nodiscard]] LinearTerm term(ConstF32Mat x) const { return {x, &forward_}; }
   enum class InputGrad { kOverwrite, kAccumulate };
