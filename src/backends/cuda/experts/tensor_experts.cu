@@ -85,9 +85,10 @@ Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeight
 
 }  // namespace
 
-void tensor_experts(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat ids,
-                    ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
-  if (out.empty()) {
+void tensor_experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, ConstF32Mat x,
+                    ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+                    SituParams act) {
+  if (x.empty()) {
     return;
   }
   const ArenaScope scope(*ctx.workspace);
@@ -123,7 +124,7 @@ void tensor_experts(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat i
     down_args.ring = config->ring_down;
     launch_down_format(ctx, w2.format, *config, down_args);
   }
-  combine_pairs(ctx, {out, y, ids, weights, desc.experts});
+  combine_pairs(ctx, {out, norm, y, ids, weights, desc.experts});
 }
 
 }  // namespace tandem::cuda
