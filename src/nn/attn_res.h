@@ -16,8 +16,7 @@ struct AttnRes {
   /// out = the aggregate, x = after(out); `out` may be a default view, which is not written.
   void forward(const ExecCtx& ctx, F32Mat out, F32Mat x, std::span<const ConstF32Mat> sources,
                const RmsNorm& after) const {
-    ops::attn_res(ctx, out, {x, after.weight->value_vec(), after.eps}, sources, norm->value_vec(),
-                  proj->value_vec(), eps);
+    ops::attn_res(ctx, out, after.of_rows(x), sources, norm->value_vec(), proj->value_vec(), eps);
   }
   /// d_sources are accumulated.
   void backward(const ExecCtx& ctx, std::span<const F32Mat> d_sources, ConstF32Mat d_out,

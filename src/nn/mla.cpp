@@ -82,8 +82,11 @@ Mla::Saved Mla::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32
   const F32Cube q_lat = take_cube(keep, rows, num_heads, kv_lora_rank);
   const F32Cube o_lat = take_cube(keep, rows, num_heads, kv_lora_rank);
   const F32Mat lse = use == nullptr ? take_mat(keep, rows, num_heads) : F32Mat{};
-  const F32Mat o = take_mat(keep, rows, num_heads * v_head_dim);
-  const F32Mat gated = take_mat(keep, rows, num_heads * v_head_dim);
+  // Without a backward, what was read for the last time gives its place: K3's prompts are long.
+  const bool over_q = use != nullptr && v_head_dim <= qk_nope_head_dim + qk_rope_head_dim;
+  const F32Mat o =
+      over_q ? q.cols(0, num_heads * v_head_dim) : take_mat(keep, rows, num_heads * v_head_dim);
+  const F32Mat gated = use != nullptr ? o : take_mat(keep, rows, num_heads * v_head_dim);
   const Saved saved{x, cq_raw, cq, q, kv_raw, kv, q_lat, o_lat, lse, o, gate, gated};
 
   ops::linear_group(

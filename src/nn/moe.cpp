@@ -69,16 +69,16 @@ LatentMoe::Saved LatentMoe::forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat ba
     ops::route(ctx, ids, weights, scores, logits, bias->value_vec(), router);
   }
 
-  const F32Mat combined = take_mat(keep, rows, latent_width);
+  F32Mat combined;
   const F32Mat normed = take_mat(keep, rows, latent_width);
   ExpertsSaved saved_experts;
   if (training) {
+    combined = take_mat(keep, rows, latent_width);
     saved_experts = {take_mat(keep, rows * top_k, w1.out()), take_mat(keep, rows * top_k, w1.out()),
                      take_mat(keep, rows * top_k, latent_width), take_i32_mat(keep, rows, top_k)};
   }
-  ops::experts(ctx, combined, training ? &saved_experts : nullptr, latent, ids, weights,
-               {w1.packed(), w3.packed(), w2.packed()}, act);
-  norm.forward(ctx, normed, combined);
+  ops::experts(ctx, combined, norm.of_rows(normed), training ? &saved_experts : nullptr, latent,
+               ids, weights, {w1.packed(), w3.packed(), w2.packed()}, act);
   const Mlp::Saved saved_shared = shared.activate(ctx, shared_products);
   ops::linear_sum(ctx, y, base,
                   std::array{up_proj.term(normed), shared.down_proj.term(saved_shared.act)});

@@ -65,14 +65,14 @@ class LatentMoe {
     ConstF32Mat weights;   // [T, A]
     ConstF32Mat scores;    // [T, E]
     ConstF32Mat latent;    // [T, DX] down_proj(x)
-    ConstF32Mat combined;  // [T, DX] before the norm
+    ConstF32Mat combined;  // [T, DX] before the norm; training only
     ConstF32Mat normed;    // [T, DX]
     ExpertsSaved experts;
     Mlp::Saved shared;
   };
 
   /// y = base + output [T, D]; base may be empty or y. `routing` may be null. Intermediate outputs
-  /// of experts are kept only when `training`.
+  /// of experts and their sum are kept only when `training`.
   Saved forward(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, ConstF32Mat x,
                 const Routing* routing, bool training, Arena& keep) const;
   /// d_x is overwritten.

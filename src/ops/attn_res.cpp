@@ -19,7 +19,7 @@ bool all_rows_like(std::span<const Mat> sources, ConstF32Mat like) {
   return true;
 }
 
-OpWork attn_res_work(F32Mat out, const AttnResNorm& norm, std::span<const ConstF32Mat> sources,
+OpWork attn_res_work(F32Mat out, const RowNorm& norm, std::span<const ConstF32Mat> sources,
                      ConstF32Vec w, ConstF32Vec u) {
   OpWork work =
       elementwise_work(sources[0], static_cast<double>(sources.size()) * bytes_of(sources[0]) +
@@ -30,7 +30,7 @@ OpWork attn_res_work(F32Mat out, const AttnResNorm& norm, std::span<const ConstF
 
 }  // namespace
 
-void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+void attn_res(const ExecCtx& ctx, F32Mat out, const RowNorm& norm,
               std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
   TDM_CHECK(!sources.empty() && sources.size() <= kMaxSources, sources.size());
   const bool only_normed = norm.wanted() && out.size(1) == 0;

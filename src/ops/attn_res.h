@@ -5,21 +5,13 @@
 #include <span>
 
 #include "ops/exec_ctx.h"
+#include "ops/norm.h"
 #include "tensor/view.h"
 
 namespace tandem {
 
-/// The RMSNorm (ops/norm.h) that follows an aggregate. Not wanted: a default one.
-struct AttnResNorm {
-  F32Mat y;       // [T, D]
-  ConstF32Vec w;  // [D]
-  float eps = 0;
-
-  [[nodiscard]] bool wanted() const { return y.size(1) > 0; }
-};
-
 struct AttnResOps {
-  void (*aggregate)(const ExecCtx&, F32Mat out, const AttnResNorm& norm,
+  void (*aggregate)(const ExecCtx&, F32Mat out, const RowNorm& norm,
                     std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps);
   void (*aggregate_bwd)(const ExecCtx&, std::span<const F32Mat> d_sources, F32Vec d_w, F32Vec d_u,
                         ConstF32Mat d_out, std::span<const ConstF32Mat> sources, ConstF32Vec w,
@@ -33,7 +25,7 @@ namespace ops {
 /// which need not be the order of ops::rms_norm(). `out` may then be a default view: it is not
 /// wanted. Shapes: out and each of the n sources [T, D] (bank rows in order, the prefix sum last);
 /// w, u [D]; 1 <= n <= 32. With n = 1 the result is the row itself.   Aliasing: none.
-void attn_res(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+void attn_res(const ExecCtx& ctx, F32Mat out, const RowNorm& norm,
               std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps);
 /// d_sources, d_w and d_u are all ACCUMULATED (a bank row is used by every later site).
 void attn_res_bwd(const ExecCtx& ctx, std::span<const F32Mat> d_sources, F32Vec d_w, F32Vec d_u,

@@ -1,6 +1,7 @@
 #include "ops/moe.h"
 
 #include "core/checked_cast.h"
+#include "ops/check_views.h"
 #include "ops/op_table.h"
 #include "ops/op_work.h"
 
@@ -52,13 +53,13 @@ void check_grads(std::span<const F32Mat> grads, std::size_t num_experts, std::in
   }
 }
 
-OpWork experts_work(F32Mat out, ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights,
-                    const ExpertWeights& experts) {
+OpWork experts_work(F32Mat out, const RowNorm& norm, ConstF32Mat x, ConstI32Mat ids,
+                    ConstF32Mat weights, const ExpertWeights& experts) {
   const PackedWeight& gate = experts.w1[0];
   OpWork work;
   work.shape =
       fmt::format("{} -> {}, {} of {}", shape_of(x), gate.out, ids.size(1), experts.w1.size());
-  work.bytes = bytes_of(out) + bytes_of(x) + bytes_of(ids) + bytes_of(weights);
+  work.bytes = bytes_of(out, norm.y, norm.w, x, ids, weights);
   work.bytes_per_expert = bytes_of(gate) + bytes_of(experts.w3[0]) + bytes_of(experts.w2[0]);
   work.flops = 6.0 * static_cast<double>(ids.numel()) * static_cast<double>(gate.out * gate.in);
   return work;
@@ -66,21 +67,25 @@ OpWork experts_work(F32Mat out, ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weig
 
 }  // namespace
 
-void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-             ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
+void experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+             ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+             SituParams act) {
   check_routing(x, ids, weights);
   TDM_CHECK(!experts.w1.empty());
   const std::int64_t width = experts.w1[0].out;
   check_experts(experts, width, x.size(1));
-  TDM_CHECK(out.size(0) == x.size(0) && out.size(1) == x.size(1), out.size(0), out.size(1),
-            x.size(0), x.size(1));
+  const bool only_normed = norm.wanted() && out.size(1) == 0;
+  TDM_CHECK(only_normed || rows_like(out, x), out.size(0), out.size(1), x.size(0), x.size(1));
+  TDM_CHECK(!norm.wanted() || (rows_like(norm.y, x) && vec_of(norm.w, x.size(1))), norm.y.size(0),
+            norm.y.size(1), norm.w.size(0), x.size(0), x.size(1));
   if (saved != nullptr) {
     check_saved(*saved, x.size(0), ids.size(1), width, x.size(1));
   }
   TDM_CHECK(ctx.ops->moe.experts != nullptr && ctx.ops->act.situ != nullptr);
+  TDM_CHECK(!norm.wanted() || ctx.ops->norm.rms_norm != nullptr);
   const ProfileScope scope(ctx.profiler, "experts",
-                           [&] { return experts_work(out, x, ids, weights, experts); });
-  ctx.ops->moe.experts(ctx, out, saved, x, ids, weights, experts, act);
+                           [&] { return experts_work(out, norm, x, ids, weights, experts); });
+  ctx.ops->moe.experts(ctx, out, norm, saved, x, ids, weights, experts, act);
 }
 
 void experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const ExpertGrads& grads,

@@ -7,6 +7,7 @@
 #include "ops/act.h"
 #include "ops/exec_ctx.h"
 #include "ops/gemm.h"
+#include "ops/norm.h"
 #include "tensor/view.h"
 
 namespace tandem {
@@ -44,8 +45,8 @@ struct MoeOps {
                        ConstI32Mat ids, RouterParams params);
   void (*route_bwd)(const ExecCtx&, F32Mat d_logits, ConstF32Mat d_weights, ConstI32Mat ids,
                     ConstF32Mat scores, RouterParams params);
-  void (*experts)(const ExecCtx&, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-                  ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+  void (*experts)(const ExecCtx&, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+                  ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
                   SituParams act);
   void (*experts_bwd)(const ExecCtx&, F32Mat d_x, F32Mat d_weights, const ExpertGrads& grads,
                       ConstF32Mat d_out, ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights,
@@ -68,11 +69,14 @@ void route_bwd(const ExecCtx& ctx, F32Mat d_logits, ConstF32Mat d_weights, Const
                ConstF32Mat scores, RouterParams params);
 
 /// out[t] = sum over slots a (in slot order) of weights[t, a] * w2_e( SiTU( x[t] w1_e^T, x[t]
-/// w3_e^T ) ), e = ids[t, a]. Shapes: out, x [T, DX]; ids, weights [T, A].   saved: null for
-/// inference.   Experts nobody chose are not touched. Determinism: batch-invariant (slot order,
-/// linear()'s chains).
-void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-             ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts, SituParams act);
+/// w3_e^T ) ), e = ids[t, a]. norm.y = out (mean(out^2) + norm.eps)^-1/2 * norm.w, if wanted: a row
+/// reduced in a fixed order, which need not be the order of ops::rms_norm(). `out` may then be a
+/// default view: it is not wanted. Shapes: out, norm.y, x [T, DX]; ids, weights [T, A].   saved:
+/// null for inference.   Experts nobody chose are not touched. Determinism: batch-invariant (slot
+/// order, linear()'s chains).
+void experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+             ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+             SituParams act);
 /// d_x, d_weights are overwritten, expert gradients accumulated. experts_transposed: the same
 /// weights packed kTransposed.
 void experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const ExpertGrads& grads,

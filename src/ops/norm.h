@@ -13,6 +13,16 @@ namespace tandem {
 /// Blocks of heads of one l2_norm().
 inline constexpr std::int64_t kMaxL2Scales = 4;
 
+/// The RMSNorm that an op does of the rows it makes (ops::attn_res(), ops::experts()). Not wanted:
+/// a default one.
+struct RowNorm {
+  F32Mat y;       // [T, D]
+  ConstF32Vec w;  // [D]
+  float eps = 0;
+
+  [[nodiscard]] bool wanted() const { return y.size(1) > 0; }
+};
+
 struct NormOps {
   void (*rms_norm)(const ExecCtx&, F32Mat y, ConstF32Mat x, ConstF32Vec w, float eps);
   void (*rms_norm_bwd)(const ExecCtx&, F32Mat d_x, F32Vec d_w, ConstF32Mat d_y, ConstF32Mat x,

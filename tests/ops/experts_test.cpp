@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/moe.h"
+#include "ops/op_checks.h"
 #include "ops/op_table.h"
 #include "ops/ref/gemm_ref.h"
 #include "ops/ref/moe_ref.h"
@@ -87,6 +88,15 @@ Problem random_problem(std::int64_t tokens, std::int64_t slots, std::int64_t dim
   return p;
 }
 
+Problem token_of(const Problem& p, std::int64_t t) {
+  Problem one = p;
+  one.tokens = 1;
+  one.x.assign(p.x.begin() + t * p.dim, p.x.begin() + (t + 1) * p.dim);
+  one.ids.assign(p.ids.begin() + t * p.slots, p.ids.begin() + (t + 1) * p.slots);
+  one.weights.assign(p.weights.begin() + t * p.slots, p.weights.begin() + (t + 1) * p.slots);
+  return one;
+}
+
 ref::ExpertsProblem<double> in_double(const Problem& p) {
   ref::ExpertsProblem<double> d{p.tokens,
                                 p.slots,
@@ -140,12 +150,17 @@ struct Saved {
   }
 };
 
+void run_into(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const Problem& p,
+              const ExpertWeights& weights, const ExpertsSaved* saved = nullptr) {
+  ops::experts(ctx, out, norm, saved, ConstF32Mat(p.x.data(), {p.tokens, p.dim}),
+               ConstI32Mat(p.ids.data(), {p.tokens, p.slots}),
+               ConstF32Mat(p.weights.data(), {p.tokens, p.slots}), weights, p.act);
+}
+
 Tensor run(const ExecCtx& ctx, const Problem& p, const ExpertWeights& weights,
            const ExpertsSaved* saved = nullptr) {
   Tensor out(p.tokens * p.dim);
-  ops::experts(ctx, out.mat(p.tokens, p.dim), saved, ConstF32Mat(p.x.data(), {p.tokens, p.dim}),
-               ConstI32Mat(p.ids.data(), {p.tokens, p.slots}),
-               ConstF32Mat(p.weights.data(), {p.tokens, p.slots}), weights, p.act);
+  run_into(ctx, out.mat(p.tokens, p.dim), {}, p, weights, saved);
   EXPECT_TRUE(out.guards_intact());
   return out;
 }
@@ -214,12 +229,7 @@ TEST(Experts, TokenAloneEqualsTokenInBatch) {
   const Packed weights(*ctx, p, Orientation::kNormal);
   const Tensor all = run(*ctx, p, weights.view());
   for (std::int64_t t = 0; t < p.tokens; ++t) {
-    Problem one = p;
-    one.tokens = 1;
-    one.x.assign(p.x.begin() + t * p.dim, p.x.begin() + (t + 1) * p.dim);
-    one.ids.assign(p.ids.begin() + t * p.slots, p.ids.begin() + (t + 1) * p.slots);
-    one.weights.assign(p.weights.begin() + t * p.slots, p.weights.begin() + (t + 1) * p.slots);
-    const Tensor alone = run(*ctx, one, weights.view());
+    const Tensor alone = run(*ctx, token_of(p, t), weights.view());
     ASSERT_TRUE(same_bits(alone.data(), all.data() + t * p.dim, p.dim)) << t;
   }
 }
@@ -398,6 +408,65 @@ TEST(ExpertsBwd, OracleMatchesFiniteDifferences) {
       check(p.experts[e].w1, grads.d_experts[e].w1);
       check(p.experts[e].w3, grads.d_experts[e].w3);
       check(p.experts[e].w2, grads.d_experts[e].w2);
+    }
+  }
+}
+
+struct NormCase {
+  std::int64_t tokens, slots, dim, num_experts, pad;
+};
+// Widths on either side of every way to cut a row; more slots than are staged at a time.
+constexpr NormCase kNormCases[] = {{5, 2, 33, 4, 0},     {1, 2, 512, 4, 0},   {3, 2, 512, 4, 4},
+                                   {3, 40, 64, 41, 3},   {1, 9, 1023, 10, 0}, {2, 3, 1028, 4, 0},
+                                   {2, 17, 3584, 18, 0}, {2, 2, 4100, 4, 3},  {2, 2, 8192, 4, 0},
+                                   {2, 2, 8200, 4, 1}};
+constexpr float kNormEps = 1e-5F;
+
+TEST(Experts, NormedIsTheNormOfTheSum) {
+  const Context ctx;
+  const bool on_host = &test::device_under_test() == &host_device();
+  for (const auto& [tokens, slots, dim, num, pad] : kNormCases) {
+    SCOPED_TRACE(testing::Message() << slots << " slots, dim " << dim << ", pad " << pad);
+    const Problem p = random_problem(tokens, slots, dim, 8, num, 15);
+    const Packed weights(*ctx, p, Orientation::kNormal);
+    Tensor w = Tensor::normal(dim, 16);
+    Tensor alone = run(*ctx, p, weights.view());
+    test::Rows out(tokens, dim, pad);
+    test::Rows normed(tokens, dim, pad);
+    test::Rows only_normed(tokens, dim, pad);
+    test::Rows in_training(tokens, dim, pad);
+    Saved saved(p);
+    const ExpertsSaved view = saved.view();
+    run_into(*ctx, out.mat(), {normed.mat(), w.vec(), kNormEps}, p, weights.view());
+    run_into(*ctx, {}, {only_normed.mat(), w.vec(), kNormEps}, p, weights.view());
+    run_into(*ctx, out.mat(), {in_training.mat(), w.vec(), kNormEps}, p, weights.view(), &view);
+    const std::vector<float> actual = normed.values();
+    EXPECT_TRUE(same_bits(out.values().data(), alone.data(), alone.numel()));
+    EXPECT_EQ(only_normed.values(), actual);
+    EXPECT_EQ(in_training.values(), actual);
+    EXPECT_TRUE(out.poison_intact() && normed.poison_intact() && only_normed.poison_intact());
+
+    Tensor after(tokens * dim);
+    ops::rms_norm(*ctx, after.mat(tokens, dim), alone.mat(tokens, dim), w.vec(), kNormEps);
+    const std::vector<double> expected = after.as_double();
+    const double rounding = test::sum_tolerance(dim, test::max_abs(expected));
+    EXPECT_TRUE(test::close(actual.data(), expected, on_host ? 0.0 : rounding));
+  }
+}
+
+TEST(Experts, NormOfATokenAloneEqualsThatInABatch) {
+  const Context ctx;
+  for (const std::int64_t dim : {48, 1028}) {
+    const Problem p = random_problem(20, 2, dim, 8, 4, 17);
+    const Packed weights(*ctx, p, Orientation::kNormal);
+    Tensor w = Tensor::normal(dim, 18);
+    Tensor all(p.tokens * dim);
+    run_into(*ctx, {}, {all.mat(p.tokens, dim), w.vec(), kNormEps}, p, weights.view());
+    for (std::int64_t t = 0; t < p.tokens; ++t) {
+      const Problem one = token_of(p, t);
+      Tensor alone(dim);
+      run_into(*ctx, {}, {alone.mat(1, dim), w.vec(), kNormEps}, one, weights.view());
+      ASSERT_TRUE(same_bits(alone.data(), all.data() + t * dim, dim)) << t;
     }
   }
 }

@@ -124,8 +124,8 @@ void mix_rows(const ExecCtx& ctx, F32Mat out, Sources sources, ConstF32Vec w, Co
   });
 }
 
-void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm, Sources sources,
-               ConstF32Vec w, ConstF32Vec u, float eps) {
+void aggregate(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, Sources sources, ConstF32Vec w,
+               ConstF32Vec u, float eps) {
   const F32Mat mixed = out.size(1) > 0 ? out : norm.y;  // the norm works in place as well
   mix_rows(ctx, mixed, sources, w, u, eps);
   if (norm.wanted()) {

@@ -178,8 +178,9 @@ struct Jobs {
   }
 };
 
-void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-             ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
+void experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+             ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+             SituParams act) {
   const ArenaScope scope(*ctx.workspace);
   const std::int64_t slots = ids.size(1);
   const std::int64_t pairs = ids.size(0) * slots;
@@ -191,7 +192,7 @@ void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32
   const F32Mat gate = saved != nullptr ? saved->gate : take_mat(*ctx.workspace, pairs, width);
   const F32Mat up = saved != nullptr ? saved->up : take_mat(*ctx.workspace, pairs, width);
   const F32Mat expert_out =
-      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, out.size(1));
+      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, x.size(1));
   const F32Mat activated = saved != nullptr ? take_mat(*ctx.workspace, pairs, width) : gate;
   Jobs jobs{ctx.workspace->take<gemm::LinearJob>(2 * isize(experts.w1))};
 
@@ -203,10 +204,14 @@ void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32
   jobs.run(ctx);
 
   const auto combine = HWY_DYNAMIC_DISPATCH(gemm::combine_rows);
-  for_rows(ctx, out.size(0), (slots + 1) * out.size(1), [&](std::int64_t t) {
-    combine(out.row(t), out.size(1), expert_out.data(), expert_out.stride(0),
+  const F32Mat combined = out.size(1) > 0 ? out : norm.y;  // the norm works in place as well
+  for_rows(ctx, x.size(0), (slots + 1) * x.size(1), [&](std::int64_t t) {
+    combine(combined.row(t), x.size(1), expert_out.data(), expert_out.stride(0),
             groups.row_of_slot.subspan(usize(t * slots), usize(slots)), weights.row(t));
   });
+  if (norm.wanted()) {
+    ctx.ops->norm.rms_norm(ctx, norm.y, combined, norm.w, norm.eps);
+  }
   if (saved != nullptr) {
     for (std::int64_t t = 0; t < ids.size(0); ++t) {
       std::copy_n(groups.row_of_slot.begin() + t * slots, slots, saved->pair_of_slot.row(t));

@@ -287,7 +287,7 @@ struct RowCut {
   [[nodiscard]] std::int64_t cols() const { return std::int64_t{blocks} * threads * kQuad; }
 };
 
-void aggregate(const ExecCtx& ctx, F32Mat out, const AttnResNorm& norm,
+void aggregate(const ExecCtx& ctx, F32Mat out, const RowNorm& norm,
                std::span<const ConstF32Mat> sources, ConstF32Vec w, ConstF32Vec u, float eps) {
   if (sources[0].empty()) {
     return;

@@ -28,12 +28,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void combine_slots(const ExecCtx& ctx, F32Mat out, ConstF32Mat rows, const ExpertGroups& groups,
-                   std::int64_t slots, const ConstF32Mat* weights) {
-  launch_combine(ctx,
-                 {device_mat(out), device_mat(rows),
-                  weights == nullptr ? Mat<const float>{nullptr, 0} : device_mat(*weights),
-                  out.size(0), out.size(1), slots},
+void combine_slots(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, ConstF32Mat rows,
+                   const ExpertGroups& groups, std::int64_t slots, const ConstF32Mat* weights) {
+  launch_combine(ctx, {out, norm, rows, weights == nullptr ? ConstF32Mat{} : *weights, slots},
                  GroupedRow{groups.position, slots});
 }
 

@@ -107,7 +107,7 @@ void exact_experts_bwd(const ExecCtx& ctx, F32Mat d_x, F32Mat d_weights, const E
 
   exact_linear_grouped(ctx, d_pair_x, d_gate, transposed.w1, rows, false);
   exact_linear_grouped(ctx, d_pair_x, d_up, transposed.w3, rows, true);
-  combine_slots(ctx, d_x, d_pair_x, groups, slots, nullptr);
+  combine_slots(ctx, d_x, {}, d_pair_x, groups, slots, nullptr);
 }
 
 }  // namespace tandem::cuda

@@ -7,9 +7,9 @@
 #include "tensor/arena_views.h"
 
 namespace tandem::cuda {
-void exact_experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-                   ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
-                   SituParams act) {
+void exact_experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+                   ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights,
+                   const ExpertWeights& experts, SituParams act) {
   const ArenaScope scope(*ctx.workspace);
   const std::int64_t slots = ids.size(1);
   const std::int64_t pairs = ids.size(0) * slots;
@@ -22,7 +22,7 @@ void exact_experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, Co
   const F32Mat gate = saved != nullptr ? saved->gate : take_mat(*ctx.workspace, pairs, width);
   const F32Mat up = saved != nullptr ? saved->up : take_mat(*ctx.workspace, pairs, width);
   const F32Mat expert_out =
-      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, out.size(1));
+      saved != nullptr ? saved->out : take_mat(*ctx.workspace, pairs, x.size(1));
   const F32Mat activated = saved != nullptr ? take_mat(*ctx.workspace, pairs, width) : gate;
   const GroupedRows rows{groups.expert_begin, nullptr, 1, pairs};
   GroupedRows tokens = rows;
@@ -33,7 +33,7 @@ void exact_experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, Co
   exact_linear_grouped(ctx, up, x, experts.w3, tokens, false);
   ctx.ops->act.situ(ctx, activated, gate, up, act);
   exact_linear_grouped(ctx, expert_out, activated, experts.w2, rows, false);
-  combine_slots(ctx, out, expert_out, groups, slots, &weights);
+  combine_slots(ctx, out, norm, expert_out, groups, slots, &weights);
   if (saved != nullptr) {
     save_positions(ctx, saved->pair_of_slot, groups);
   }

@@ -12,12 +12,13 @@ bool on_tensor_cores(const ExecCtx& ctx, const ExpertWeights& experts) {
          experts.w2[0].format != WeightFormat::kF32 && !device_of(ctx).options().exact_linear;
 }
 
-void experts(const ExecCtx& ctx, F32Mat out, const ExpertsSaved* saved, ConstF32Mat x,
-             ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
+void experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, const ExpertsSaved* saved,
+             ConstF32Mat x, ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+             SituParams act) {
   if (saved == nullptr && on_tensor_cores(ctx, experts)) {
-    tensor_experts(ctx, out, x, ids, weights, experts, act);
+    tensor_experts(ctx, out, norm, x, ids, weights, experts, act);
   } else {
-    exact_experts(ctx, out, saved, x, ids, weights, experts, act);
+    exact_experts(ctx, out, norm, saved, x, ids, weights, experts, act);
   }
 }
 

@@ -86,8 +86,9 @@ Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeight
 /// Tokens at a time: their pairs' rows in between take 350 KB each in K3.
 constexpr std::int64_t kMostTokens = 16384;
 
-void some_tokens(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat ids,
-                 ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
+void some_tokens(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, ConstF32Mat x,
+                 ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+                 SituParams act) {
   const ArenaScope scope(*ctx.workspace);
   const PackedWeight& w1 = experts.w1[0];
   const PackedWeight& w2 = experts.w2[0];
@@ -121,17 +122,21 @@ void some_tokens(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat ids,
     down_args.ring = config->ring_down;
     launch_down_format(ctx, w2.format, *config, down_args);
   }
-  combine_pairs(ctx, {out, y, ids, weights, desc.experts});
+  combine_pairs(ctx, {out, norm, y, ids, weights, desc.experts});
 }
 
 }  // namespace
 
-void tensor_experts(const ExecCtx& ctx, F32Mat out, ConstF32Mat x, ConstI32Mat ids,
-                    ConstF32Mat weights, const ExpertWeights& experts, SituParams act) {
-  for (std::int64_t begin = 0; begin < out.size(0) && out.size(1) > 0; begin += kMostTokens) {
-    const std::int64_t count = std::min(kMostTokens, out.size(0) - begin);
-    some_tokens(ctx, out.rows(begin, count), x.rows(begin, count), ids.rows(begin, count),
-                weights.rows(begin, count), experts, act);
+void tensor_experts(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, ConstF32Mat x,
+                    ConstI32Mat ids, ConstF32Mat weights, const ExpertWeights& experts,
+                    SituParams act) {
+  for (std::int64_t begin = 0; begin < x.size(0) && x.size(1) > 0; begin += kMostTokens) {
+    const std::int64_t count = std::min(kMostTokens, x.size(0) - begin);
+    const auto part = [&](F32Mat rows) {
+      return rows.size(1) > 0 ? rows.rows(begin, count) : rows;
+    };
+    some_tokens(ctx, part(out), {part(norm.y), norm.w, norm.eps}, x.rows(begin, count),
+                ids.rows(begin, count), weights.rows(begin, count), experts, act);
   }
 }
 

@@ -96,9 +96,7 @@ ExpertWork expert_work(const ExecCtx& ctx, ConstI32Mat ids, std::int64_t num_exp
 
 void combine_pairs(const ExecCtx& ctx, const CombineSlots& args) {
   const std::int64_t slots = args.ids.size(1);
-  launch_combine(ctx,
-                 {device_mat(args.out), device_mat(args.y), device_mat(args.weights),
-                  args.out.size(0), args.out.size(1), slots},
+  launch_combine(ctx, {args.out, args.norm, args.y, args.weights, slots},
                  PairRow{device_mat(args.ids), slots, static_cast<std::int32_t>(args.num_experts)});
 }
 

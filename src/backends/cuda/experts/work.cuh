@@ -6,6 +6,7 @@
 
 #include "backends/cuda/experts/choose_experts.h"
 #include "ops/exec_ctx.h"
+#include "ops/norm.h"
 #include "tensor/view.h"
 
 namespace tandem::cuda {
@@ -49,9 +50,11 @@ struct ExpertWork {
                                      const ExpertsConfig& config);
 
 /// out[t] = sum over slots a, in order, of weights[t, a] * y[t * A + a]: one fp32 chain. Slots
-/// whose id is no expert are skipped.   Shapes: out [T, DX]; y [T*A, DX]; ids, weights [T, A].
+/// whose id is no expert are skipped. Then the norm; without one, `out` is wanted.   Shapes: out,
+/// norm.y [T, DX]; y [T*A, DX]; ids, weights [T, A].
 struct CombineSlots {
   F32Mat out;
+  RowNorm norm;
   ConstF32Mat y;
   ConstI32Mat ids;
   ConstF32Mat weights;

@@ -307,20 +307,22 @@ void tensor_linear_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base,
 
 void tensor_linear_heads(const ExecCtx& ctx, F32Cube y, ConstF32Cube x,
                          std::span<const PackedWeight> w, bool accumulate) {
-  if (y.empty()) {
-    return;
-  }
-  for (std::int64_t begin = 0; begin < isize(w); begin += kMaxHeads) {
-    const ArenaScope scope(*ctx.workspace);
-    Bf16Rows bf16_rows;
-    const std::int64_t count = std::min<std::int64_t>(kMaxHeads, isize(w) - begin);
-    const auto heads = [&](auto cube) {
-      return decltype(cube)(cube.data() + begin * cube.stride(1),
-                            {cube.size(0), count, cube.size(2)},
-                            {cube.stride(0), cube.stride(1), cube.stride(2)});
-    };
-    linear_cube(ctx, heads(y), heads(x), w.subspan(usize(begin), usize(count)), accumulate,
-                bf16_rows);
+  // Rows at a time: all heads of a row in bf16 take more than the row itself.
+  constexpr std::int64_t kMostRows = 16384;
+  for (std::int64_t row = 0; row < y.size(0) && !y.empty(); row += kMostRows) {
+    for (std::int64_t head = 0; head < isize(w); head += kMaxHeads) {
+      const ArenaScope scope(*ctx.workspace);
+      Bf16Rows bf16_rows;
+      const std::int64_t rows = std::min(kMostRows, y.size(0) - row);
+      const std::int64_t heads = std::min<std::int64_t>(kMaxHeads, isize(w) - head);
+      const auto part = [&](auto cube) {
+        return decltype(cube)(cube.data() + row * cube.stride(0) + head * cube.stride(1),
+                              {rows, heads, cube.size(2)},
+                              {cube.stride(0), cube.stride(1), cube.stride(2)});
+      };
+      linear_cube(ctx, part(y), part(x), w.subspan(usize(head), usize(heads)), accumulate,
+                  bf16_rows);
+    }
   }
 }
 
