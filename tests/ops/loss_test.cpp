@@ -11,7 +11,8 @@
 namespace tandem::test {
 namespace {
 
-constexpr std::int64_t kVocabs[] = {1, 7, 15, 16, 17, 33, 128, 320, 1024, 3000};
+constexpr std::int64_t kVocabs[] = {1,   7,    15,   16,   17,    33,    128,
+                                    320, 1024, 2048, 3000, 32768, 163840};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Targets (one row in five is skipped) and temperatures for `rows` rows.
@@ -228,24 +229,50 @@ TEST(LogProb, SameBitsForAnyThreadCount) {
 
 TEST(LogProb, ARowHasTheSameBitsWhereverItStands) {
   const PoisonedContext ctx;
-  const std::int64_t vocab = 1111;
-  Rows logits = Rows::normal(40, vocab, 1, 3.0);
-  const std::vector<std::int32_t> targets(40, 77);
-  const std::vector<float> temperature(40, 0.9F);
-  Tensor batch(40);
-  Tensor entropy(40);
-  ops::log_prob(*ctx, batch.vec(), entropy.vec(), logits.mat(), {targets.data(), {40}},
-                {temperature.data(), {40}});
-  for (const std::int64_t r : {0, 13, 39}) {
-    Rows moved = Rows::filled(3, vocab, 0.0F, 5);
-    std::copy_n(logits.row(r), vocab, moved.row(1));
-    Tensor logprob(3);
-    Tensor h(3);
-    ops::log_prob(*ctx, logprob.vec(), h.vec(), moved.mat(), {targets.data(), {3}},
-                  {temperature.data(), {3}});
-    EXPECT_EQ(logprob[1], batch[r]);
-    EXPECT_EQ(h[1], entropy[r]);
+  constexpr std::int64_t kRows = 40;
+  const std::vector<float> temperature(kRows, 0.9F);
+  for (const std::int64_t vocab : {1, 7, 1111, 2048, 32768, 163840, 170001}) {
+    SCOPED_TRACE(testing::Message() << "V " << vocab);
+    Rows logits = Rows::normal(kRows, vocab, 1, 3.0);
+    const std::vector<std::int32_t> targets(kRows, checked_cast<std::int32_t>(vocab / 2));
+    Tensor batch(kRows);
+    Tensor entropy(kRows);
+    ops::log_prob(*ctx, batch.vec(), entropy.vec(), logits.mat(), {targets.data(), {kRows}},
+                  {temperature.data(), {kRows}});
+    for (const std::int64_t r : {0, 13, 39}) {
+      for (const std::int64_t padding : {0, 5}) {  // rows on 16 bytes, and not
+        Rows moved = Rows::filled(3, vocab, 0.0F, padding);
+        std::copy_n(logits.row(r), vocab, moved.row(1));
+        Tensor logprob(3);
+        Tensor h(3);
+        ops::log_prob(*ctx, logprob.vec(), h.vec(), moved.mat(), {targets.data(), {3}},
+                      {temperature.data(), {3}});
+        EXPECT_EQ(logprob[1], batch[r]);
+        EXPECT_EQ(h[1], entropy[r]);
+      }
+    }
   }
+}
+
+/// Most of a wide row at -inf, as a mask leaves it, with what is finite in one far corner.
+TEST(LogProb, WideMaskedRows) {
+  const PoisonedContext ctx;
+  const std::int64_t vocab = 163840;
+  Rows logits = Rows::filled(2, vocab, -kInf);
+  logits.row(0)[vocab - 1] = 1.0F;
+  logits.row(0)[70000] = 1.0F;
+  const std::int32_t targets[] = {70000, 70000};
+  const float temperature[] = {0.5F, 1.0F};
+  float logprob[2];
+  float entropy[2];
+  logits.row(1)[3] = std::numeric_limits<float>::quiet_NaN();  // among -inf alone
+  logits.row(1)[70000] = 2.0F;
+  ops::log_prob(*ctx, {logprob, {2}}, {entropy, {2}}, logits.mat(), {targets, {2}},
+                {temperature, {2}});
+  EXPECT_NEAR(logprob[0], -std::log(2.0), 1e-6);
+  EXPECT_NEAR(entropy[0], std::log(2.0), 1e-6);
+  EXPECT_TRUE(std::isnan(logprob[1]));
+  EXPECT_TRUE(std::isnan(entropy[1]));
 }
 
 TEST(LogProb, EveryInstructionSetIsWithinTheBound) {

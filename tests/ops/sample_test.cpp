@@ -115,6 +115,34 @@ TEST(Sample, DrawsTheOraclesIdForTheSameUniform) {
   }
 }
 
+/// Vocabularies of many stretches of sums. A draw near a step of the CDF depends on the order of
+/// the sums, which is the CPU's on every backend (top_p's is not): the ids must be its ids.
+TEST(Sample, WideRowsDrawTheOraclesId) {
+  const PoisonedContext ctx;
+  constexpr std::int64_t kDraws = 40;
+  for (const std::int64_t vocab : {1, 7, 2048, 32768, 163840}) {
+    for (const SamplingParams& params : {kParams[0], kParams[1], kParams[2], kParams[4]}) {
+      SCOPED_TRACE(testing::Message() << "V " << vocab << " T " << params.temperature << " k "
+                                      << params.top_k << " min " << params.min_p);
+      Rows logits = Rows::normal(1, vocab, 3, 2.0);
+      const std::vector<double> p =
+          ref::sampling_distribution<double>(logits.values<double>(), params);
+      const std::vector<std::int32_t> ids = sample_many(*ctx, logits, params, kDraws);
+      for (std::int64_t i = 0; i < kDraws; ++i) {
+        const std::int32_t id = ids[usize(i)];
+        const double u = Rng(key_of(i)).uniform();
+        EXPECT_GE(id, ref::inverse_cdf<double>(p, std::max(0.0, u - 1e-5)));
+        EXPECT_LE(id, ref::inverse_cdf<double>(p, u + 1e-5));
+        EXPECT_GT(p[usize(id)], 0) << "a dropped token was drawn";
+        std::int32_t cpu_id = -9;
+        const SampleRow row{params, key_of(i)};
+        cpu_sample_ops().sample(*ctx, {&cpu_id, 1}, logits.mat(), {&row, 1});
+        EXPECT_EQ(id, cpu_id);
+      }
+    }
+  }
+}
+
 TEST(Sample, FrequenciesFollowTheDistribution) {
   const PoisonedContext ctx;
   constexpr std::int64_t kDraws = 20000;

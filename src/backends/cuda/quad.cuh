@@ -14,11 +14,12 @@ struct Quad {
   float v[kQuad];
 };
 
-/// Elements at .. at + 3 of a row of n; those beyond its end read as 0. kAligned: the row starts on
-/// 16 bytes and n is a multiple of 4.
+/// Elements at .. at + 3 of a row of n; those beyond its end read as `beyond`. kAligned: the row
+/// starts on 16 bytes and n is a multiple of 4.
 template <bool kAligned>
-__device__ __forceinline__ Quad load_quad(const float* row, std::int64_t at, std::int64_t n) {
-  Quad quad{};
+__device__ __forceinline__ Quad load_quad(const float* row, std::int64_t at, std::int64_t n,
+                                          float beyond = 0.0F) {
+  Quad quad{beyond, beyond, beyond, beyond};
   if constexpr (kAligned) {
     if (at < n) {
       const float4 four = *reinterpret_cast<const float4*>(row + at);

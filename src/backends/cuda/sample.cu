@@ -1,7 +1,7 @@
 // sample.cu — token sampling.   Contract: ops/sample.h   Oracle: ops/ref/sample_ref.h
 // Steps     1. the peak of every stretch of a row, many blocks a row; 2. one block a row: the row's
 //           peak and the cuts of top_k and top_p (sample_filter.cu); 3. sums of the kept weights in
-//           stretches of 512, many blocks a row; 4. one warp a row: the greedy choice, or one
+//           stretches of 512, many blocks a row; 4. one block a row: the greedy choice, or one
 //           uniform number from the row's key and the inverse CDF over ids in increasing order.
 // Traffic   three reads of the row without filters (one from memory, the rest from L2).
 // Numerics  weights and their sums in double are, operation for operation, those of cpu/sample.cpp.
@@ -55,32 +55,48 @@ __global__ void __launch_bounds__(kPeakThreads) chunk_peak_kernel(const SampleAr
   }
 }
 
-/// Block (t, stretch): all weights at once, then a thread for each of the 8 chains.
+__device__ __forceinline__ KeptRow kept_row(const SampleArgs& args, std::int64_t t,
+                                            const RowHead& head, const SamplingParams& params) {
+  return {token_row(args, t, head.peak.max, params.temperature), head.bound, params.min_p};
+}
+
+/// All weights of a stretch, at once, in double. A whole block.
+__device__ __forceinline__ void stretch_weights(double* weights, const KeptRow& kept, int stretch) {
+  constexpr int kEach = kCdfBlock / kSumThreads;
+  const int first = static_cast<int>(threadIdx.x);
+  const int begin = stretch * kCdfBlock;
+  float logits[kEach];  // all loads are under way before the first is used
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    logits[i] = kept.logit(begin + first + i * kSumThreads);
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = first + i * kSumThreads;
+    weights[at] = static_cast<double>(kept.weight(logits[i], begin + at));
+  }
+  __syncthreads();  // all weights are there
+}
+
+/// Block (t, stretch): all weights, then a thread for each of the 8 chains.
 __global__ void __launch_bounds__(kSumThreads) block_sum_kernel(const SampleArgs args) {
   begin_kernel();
-  __shared__ float weights[kCdfBlock];
+  __shared__ double weights[kCdfBlock];
   const std::int64_t t = blockIdx.x;
   const RowHead head = args.heads[t];
   const SamplingParams params = args.rows[t].params;
   if (isnan(head.peak.max) || params.temperature == 0.0F) {
     return;
   }
-  const TokenRow row = token_row(args, t, head.peak.max);
-  const int begin = static_cast<int>(blockIdx.y) * kCdfBlock;
-#pragma unroll
-  for (int i = 0; i < kCdfBlock; i += kSumThreads) {
-    const int at = i + static_cast<int>(threadIdx.x);
-    weights[at] = begin + at < args.vocab ? kept_weight(row, head.bound, params.min_p, begin + at)
-                                          : 0.0F;  // which changes no sum
-  }
-  __syncthreads();  // all weights are there
+  const KeptRow kept = kept_row(args, t, head, params);
+  stretch_weights(weights, kept, static_cast<int>(blockIdx.y));
   if (threadIdx.x >= kWarp) {
     return;
   }
   double sum = 0.0;
 #pragma unroll 8
   for (int i = static_cast<int>(threadIdx.x) % kChains; i < kCdfBlock; i += kChains) {
-    sum += static_cast<double>(weights[i]);
+    sum += weights[i];
   }
 #pragma unroll
   for (int offset = 1; offset < kChains; offset *= 2) {  // neighbours first, as on the CPU
@@ -91,26 +107,22 @@ __global__ void __launch_bounds__(kSumThreads) block_sum_kernel(const SampleArgs
   }
 }
 
-/// Turns the sums of a row's stretches into running sums; returns the last. One warp.
-__device__ __forceinline__ double running_sums(double* sums, int count, int lane) {
+/// What a draw adds up. Its sums are chains of dependent additions in the CPU's order, so all that
+/// is added is brought here first.
+struct DrawShared {
+  double sums[kMaxVocab / kCdfBlock];  // of the stretches; then the running sums
+  double weights[kCdfBlock];           // of the stretch that is drawn from
+  int stretch;
+};
+
+/// Turns the sums of a row's stretches into running sums. One thread.
+__device__ __forceinline__ void add_up(double* sums, int count) {
   double total = 0.0;
-  double next = lane < count ? sums[lane] : 0.0;
-  for (int base = 0; base < count; base += kWarp) {
-    const int at = base + lane;
-    const double own = next;
-    next = at + kWarp < count ? sums[at + kWarp] : 0.0;  // loaded while the sums are formed
-    double through = 0.0;
-#pragma unroll
-    for (int j = 0; j < kWarp; ++j) {
-      total += __shfl_sync(kFullWarp, own, j);
-      through = j == lane ? total : through;
-    }
-    if (at < count) {
-      sums[at] = through;
-    }
+#pragma unroll 16
+  for (int i = 0; i < count; ++i) {
+    total += sums[i];
+    sums[i] = total;
   }
-  __syncwarp();  // read by other lanes from here on
-  return total;
 }
 
 /// The first stretch whose running sum exceeds the target, else the last one: running sums do not
@@ -125,64 +137,86 @@ __device__ __forceinline__ int stretch_of(const double* running, int count, doub
   return min(static_cast<int>(__reduce_add_sync(kFullWarp, before)), count - 1);
 }
 
-struct Kept {
-  TokenRow row;
-  std::uint64_t bound;
-  float min_p;
-  __device__ float weight(int id) const {
-    return id < row.vocab ? kept_weight(row, bound, min_p, id) : 0.0F;
-  }
-};
-
-/// The id at which the running sum over ids first exceeds u times the whole. One warp.
-__device__ std::int32_t draw(const Kept& kept, double* sums, int num_blocks, double u, int lane) {
-  const double target = u * running_sums(sums, num_blocks, lane);
-  const int stretch = stretch_of(sums, num_blocks, target, lane);
-  const int begin = stretch * kCdfBlock;
-  double total = stretch > 0 ? sums[stretch - 1] : 0.0;
-  std::int32_t last = -1;
-  float next = kept.weight(begin + lane);
-  for (int base = begin; base < begin + kCdfBlock; base += kWarp) {
-    const float own = next;
-    next = kept.weight(base + kWarp + lane);  // loaded while the sums are formed
-    double through = 0.0;
+/// How many weights of the stretch come before the running sum, `total` at its begin, exceeds the
+/// target; kCdfBlock when it never does. A weight of 0 moves no sum, so the one that does is not.
+/// Every lane adds up the same.
+__device__ __forceinline__ int place_of(const double* weights, double total, double target) {
+  constexpr int kAtOnce = 32;
+  int before = 0;
+  for (int base = 0; base < kCdfBlock && total <= target; base += kAtOnce) {
 #pragma unroll
-    for (int j = 0; j < kWarp; ++j) {
-      total += static_cast<double>(__shfl_sync(kFullWarp, own, j));
-      through = j == lane ? total : through;
+    for (int i = 0; i < kAtOnce; ++i) {
+      total += weights[base + i];
+      before += total <= target ? 1 : 0;
     }
-    const unsigned positive = __ballot_sync(kFullWarp, own > 0.0F);
-    const unsigned hits = __ballot_sync(kFullWarp, own > 0.0F && through > target);
-    if (hits != 0) {
-      return base + __ffs(static_cast<int>(hits)) - 1;
-    }
-    last = positive != 0 ? base + kWarp - 1 - __clz(static_cast<int>(positive)) : last;
   }
-  // The stretch's own order of summation differs by rounding: the draw falls on its end. An empty
-  // last stretch (all dropped) leaves the last token before it.
-  for (int base = begin - kWarp; last < 0 && base >= 0; base -= kWarp) {
-    const unsigned positive = __ballot_sync(kFullWarp, kept.weight(base + lane) > 0.0F);
-    last = positive != 0 ? base + kWarp - 1 - __clz(static_cast<int>(positive)) : -1;
-  }
-  return last;
+  return before;
 }
 
-/// One warp a row.
-__global__ void __launch_bounds__(kWarp) draw_kernel(const SampleArgs args) {
+/// The last kept token before `end`, which lies on a stretch's end; -1: none. One warp.
+__device__ std::int32_t last_kept(const KeptRow& kept, int end, int lane) {
+  for (int base = end - kWarp; base >= 0; base -= kWarp) {
+    const float weight = kept.weight(kept.logit(base + lane), base + lane);
+    const unsigned positive = __ballot_sync(kFullWarp, weight > 0.0F);
+    if (positive != 0) {
+      return base + kWarp - 1 - __clz(static_cast<int>(positive));
+    }
+  }
+  return -1;
+}
+
+/// The id at which the running sum over ids first exceeds u times the whole, in the first warp.
+/// A whole block.
+__device__ __forceinline__ std::int32_t draw(DrawShared& shared, const KeptRow& kept,
+                                             int num_blocks, double u) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool first_warp = threadIdx.x < kWarp;
+  double target = 0.0;
+  if (first_warp) {
+    if (lane == 0) {
+      add_up(shared.sums, num_blocks);
+    }
+    __syncwarp();  // the running sums are there
+    target = u * shared.sums[num_blocks - 1];
+    const int stretch = stretch_of(shared.sums, num_blocks, target, lane);
+    if (lane == 0) {
+      shared.stretch = stretch;
+    }
+  }
+  __syncthreads();  // the stretch is known
+  const int stretch = shared.stretch;
+  stretch_weights(shared.weights, kept, stretch);
+  if (!first_warp) {
+    return -1;
+  }
+  const double total = stretch > 0 ? shared.sums[stretch - 1] : 0.0;
+  const int place = place_of(shared.weights, total, target);
+  // At kCdfBlock the stretch's own order of summation differs by rounding: the draw falls on its
+  // end. An empty last stretch (all dropped) leaves the last token before it.
+  return place < kCdfBlock ? stretch * kCdfBlock + place
+                           : last_kept(kept, (stretch + 1) * kCdfBlock, lane);
+}
+
+/// One block a row.
+__global__ void __launch_bounds__(kSumThreads) draw_kernel(const SampleArgs args) {
   begin_kernel();
+  __shared__ DrawShared shared;
   const std::int64_t t = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x);
   const RowHead head = args.heads[t];
-  const SampleRow& row = args.rows[t];
+  const SampleRow row = args.rows[t];
+  const double* const sums = args.block_sums + t * args.num_blocks;
+  for (int i = static_cast<int>(threadIdx.x); i < args.num_blocks; i += kSumThreads) {
+    shared.sums[i] = sums[i];  // of no meaning, and not used, where nothing is to be drawn
+  }
+  __syncthreads();  // the sums are there
   std::int32_t id = head.peak.id;
   if (isnan(head.peak.max)) {
     id = -1;
   } else if (row.params.temperature != 0.0F) {
-    const Kept kept{token_row(args, t, head.peak.max), head.bound, row.params.min_p};
-    const double u = Rng(row.key).uniform();
-    id = draw(kept, args.block_sums + t * args.num_blocks, args.num_blocks, u, lane);
+    const KeptRow kept = kept_row(args, t, head, row.params);
+    id = draw(shared, kept, args.num_blocks, Rng(row.key).uniform());
   }
-  if (lane == 0) {
+  if (threadIdx.x == 0) {
     args.ids[t] = id;
   }
 }
@@ -218,7 +252,7 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
   if (vocab > 0) {
     launch(ctx, "sample: sums", block_sum_kernel, {grid(num_blocks), kSumThreads}, args);
   }
-  launch(ctx, "sample: draw", draw_kernel, {grid_rows, kWarp}, args);
+  launch(ctx, "sample: draw", draw_kernel, {grid_rows, kSumThreads}, args);
 }
 
 }  // namespace

@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kThreads) row_head_kernel(const SampleArgs arg
   __syncthreads();  // the peak is known, the histogram is empty
   RowHead head = s.head;
   if (!isnan(head.peak.max) && params.temperature != 0.0F) {
-    const TokenRow row = token_row(args, t, head.peak.max);
+    const TokenRow row = token_row(args, t, head.peak.max, params.temperature);
     if (params.top_k > 0 && params.top_k < args.vocab) {
       head.bound = cut_row(s, row, head.bound,
                            CountMass{kBucketsPerUnit, static_cast<std::uint64_t>(params.top_k)});

@@ -1,6 +1,7 @@
 // sample_rows.cuh — what the sampling kernels share: a row's tokens, their order and their weights.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "backends/cuda/device_view.cuh"
@@ -96,18 +97,28 @@ struct TokenRow {
   __device__ float weight(float logit) const { return sample_exp(z(logit)); }
 };
 
-__device__ __forceinline__ TokenRow token_row(const SampleArgs& args, std::int64_t t, float max) {
-  return {args.logits.row(t), args.vocab, max, 1.0F / args.rows[t].params.temperature};
+__device__ __forceinline__ TokenRow token_row(const SampleArgs& args, std::int64_t t, float max,
+                                              float temperature) {
+  return {args.logits.row(t), args.vocab, max, 1.0F / temperature};
 }
 
-/// Token `id`'s weight, 0 where a filter dropped it.
-__device__ __forceinline__ float kept_weight(const TokenRow& row, std::uint64_t bound, float min_p,
-                                             std::int32_t id) {
-  const float logit = row.logits[id];
-  const float weight = row.weight(logit);
-  // "not below" rather than "at least": a min_p of NaN is off.
-  return rank_of(logit, id) >= bound && !(weight < min_p) ? weight : 0.0F;
-}
+/// What the filters leave of a row.
+struct KeptRow {
+  TokenRow row;
+  std::uint64_t bound;
+  float min_p;
+
+  /// Beyond the row -inf, whose weight is 0.
+  __device__ float logit(std::int32_t id) const {
+    return id < row.vocab ? row.logits[id] : -INFINITY;
+  }
+  /// Token `id`'s weight, 0 where a filter dropped it.
+  __device__ float weight(float logit, std::int32_t id) const {
+    const float weight = row.weight(logit);
+    // "not below" rather than "at least": a min_p of NaN is off.
+    return rank_of(logit, id) >= bound && !(weight < min_p) ? weight : 0.0F;
+  }
+};
 
 /// From the chunks' peaks to every row's head: its peak, and where top_k and top_p cut it.
 void launch_row_heads(const ExecCtx& ctx, const SampleArgs& args, std::int64_t rows);
