@@ -196,9 +196,9 @@ std::string describe(const DecodeFigures& decode) {
   const DeviceCounters& counters = decode.counters;
   std::string text;
   if (decode.device_us) {
-    text += fmt::format("  a step: device {:.1f} us, host {:.1f} us; the host called {}\n",
-                        *decode.device_us, decode.step_us - *decode.device_us,
-                        count_names(decode.host_calls));
+    text +=
+        fmt::format("  a step: host {:.1f} us; traced, the device {:.1f} us; the host called {}\n",
+                    decode.host_us, *decode.device_us, count_names(decode.host_calls));
   }
   if (!decode.trace_problem.empty()) {
     text += fmt::format("  no trace: {}\n", decode.trace_problem);
@@ -239,7 +239,7 @@ nlohmann::ordered_json json_of(const DecodeFigures& decode) {
   }
   if (decode.device_us) {
     json["device_us"] = *decode.device_us;
-    json["host_us"] = decode.step_us - *decode.device_us;
+    json["host_us"] = decode.host_us;
     json["host_calls"] = decode.host_calls;
   }
   return json;

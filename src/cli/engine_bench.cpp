@@ -32,6 +32,7 @@ DeviceCounters operator-(const DeviceCounters& a, const DeviceCounters& b) {
           .uploads = a.uploads - b.uploads,
           .downloads = a.downloads - b.downloads,
           .waits = a.waits - b.waits,
+          .wait_seconds = a.wait_seconds - b.wait_seconds,
           .launches = a.launches - b.launches,
           .recorded_launches = a.recorded_launches - b.recorded_launches};
 }
@@ -168,9 +169,11 @@ DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const Decod
   DecodeFigures figures;
   figures.plan = engine.memory_plan();
   std::vector<double> seconds;
+  std::vector<double> host_seconds;
   for (std::uint64_t round = 1; round <= 2; ++round) {
     for (const DecodeStep& step : decode_round(engine, ctx, model, work, round, plain)) {
       seconds.push_back(step.seconds);
+      host_seconds.push_back(step.seconds - step.counters.wait_seconds);
       figures.counters = figures.counters + step.counters;
     }
   }
@@ -178,6 +181,7 @@ DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const Decod
   figures.memory = ctx.device->memory();
   figures.steps = isize(seconds);
   figures.step_us = 1e6 * median(std::move(seconds));
+  figures.host_us = 1e6 * median(std::move(host_seconds));
   figures.tokens_per_s = 1e6 * static_cast<double>(work.batch) / figures.step_us;
   try {
     add_traces(figures, engine, ctx, model, work);

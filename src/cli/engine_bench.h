@@ -30,6 +30,7 @@ struct DecodeWork {
 struct DecodeFigures {
   double tokens_per_s = 0;
   double step_us = 0;               // median, from the call to its return
+  double host_us = 0;               // median of a step without the host's waits for the device
   std::int64_t steps = 0;           // measured
   DeviceCounters counters;          // of all of them together
   std::optional<double> device_us;  // median of the device's part of a traced step, first kernel

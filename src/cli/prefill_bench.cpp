@@ -33,18 +33,20 @@ struct WorkspaceLine {
   double base = 0;
   double per_row = 0;
 
-  WorkspaceLine(const ExecCtx& ctx, const Model& model, const CacheSpec& spec) {
-    constexpr std::int64_t kFew = 1024;
-    constexpr std::int64_t kMore = 2048;
-    const auto few = static_cast<double>(workspace_of(ctx, model, spec, kFew));
-    const auto more = static_cast<double>(workspace_of(ctx, model, spec, kMore));
-    per_row = (more - few) / (kMore - kFew);
-    base = std::max(few - per_row * kFew, 0.0);
+  /// From passes of an eighth and of a quarter of `tokens`: ops that cut long prompts do so there.
+  WorkspaceLine(const ExecCtx& ctx, const Model& model, const CacheSpec& spec,
+                std::int64_t tokens) {
+    const std::int64_t few_rows = std::max<std::int64_t>(tokens / 8, 1);
+    const std::int64_t more_rows = 2 * few_rows;
+    const auto few = static_cast<double>(workspace_of(ctx, model, spec, few_rows));
+    const auto more = static_cast<double>(workspace_of(ctx, model, spec, more_rows));
+    per_row = (more - few) / static_cast<double>(few_rows);
+    base = std::max(few - per_row * static_cast<double>(few_rows), 0.0);
   }
-  /// A few percent more than the line, as tiles and splits are rounded up, and what attention over
-  /// many keys may take for its partial results.
+  /// A little more than the line, as tiles and splits are rounded up, and what attention over many
+  /// keys may take for its partial results.
   [[nodiscard]] double bytes(std::int64_t rows) const {
-    return 1.03 * (base + per_row * static_cast<double>(rows)) + (std::int64_t{1} << 30);
+    return 1.01 * (base + per_row * static_cast<double>(rows)) + (std::int64_t{1} << 30);
   }
 };
 
@@ -147,7 +149,7 @@ PieceCheck check_pieces(const ExecCtx& ctx, const Model& model, const CacheSpec&
   ExecCtx own = ctx;
   std::optional<Arena> workspace;
   if (const auto memory = ctx.device->memory()) {
-    const WorkspaceLine line(ctx, model, spec);
+    const WorkspaceLine line(ctx, model, spec, tokens);
     const double free = static_cast<double>(ctx.device->memory()->free) - (512 << 20);
     check.tokens = rows_at_once(line, model, spec, free, tokens);
     if (check.tokens < tokens) {

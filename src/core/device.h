@@ -18,6 +18,7 @@ struct DeviceCounters {
   std::int64_t uploads = 0;
   std::int64_t downloads = 0;
   std::int64_t waits = 0;              // times the host waited for the device, downloads included
+  double wait_seconds = 0;             // the host spent in them
   std::int64_t launches = 0;           // kernels, copies and fills, given or recorded one by one
   std::int64_t recorded_launches = 0;  // recordings launched as a whole
 };

@@ -7,6 +7,7 @@
 #include "backends/cuda/runtime/kernel_trace.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/timing.h"
 
 namespace tandem::cuda {
 namespace {
@@ -209,9 +210,11 @@ void CudaDevice::synchronize() {
 
 /// What a kernel did wrong shows here; the last one given is the best hint there is.
 void CudaDevice::wait() {
+  const auto start = Clock::now();
   if (const cudaError_t status = cudaStreamSynchronize(stream_); status != cudaSuccess) {
     check(status, fmt::format("waiting for the GPU (given last: {})", last_op_).c_str());
   }
+  counters_.wait_seconds += seconds_since(start);
 }
 
 std::vector<TraceEvent> CudaDevice::trace(const std::function<void()>& ops) {
