@@ -43,10 +43,10 @@ struct WorkspaceLine {
     per_row = (more - few) / static_cast<double>(few_rows);
     base = std::max(few - per_row * static_cast<double>(few_rows), 0.0);
   }
-  /// A little more than the line, as tiles and splits are rounded up, and what attention over many
-  /// keys may take for its partial results.
+  /// A few percent more than the line, as tiles and splits are rounded up, and what attention over
+  /// many keys may take for its partial results.
   [[nodiscard]] double bytes(std::int64_t rows) const {
-    return 1.01 * (base + per_row * static_cast<double>(rows)) + (std::int64_t{1} << 30);
+    return 1.03 * (base + per_row * static_cast<double>(rows)) + (std::int64_t{1} << 30);
   }
 };
 
