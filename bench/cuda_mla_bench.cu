@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/mla_decode_host.h"
+#include "backends/cuda/mla/mla_decode_host.h"
 #include "backends/cuda/runtime/check.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/rng.h"

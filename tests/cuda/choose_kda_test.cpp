@@ -1,5 +1,5 @@
 // The choosers of the KDA kernels, for GPUs that are not here.
-#include "backends/cuda/choose_kda.h"
+#include "backends/cuda/kda/choose_kda.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // The law of splits and the choice of columns of the Hopper kernel of absorbed MLA, without a GPU.
 #include <gtest/gtest.h>
 
-#include "backends/cuda/mla_decode.h"
+#include "backends/cuda/mla/mla_decode.h"
 
 namespace tandem::cuda {
 namespace {

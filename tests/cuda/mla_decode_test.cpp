@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/cuda/cuda_backend.h"
-#include "backends/cuda/mla_decode_host.h"
+#include "backends/cuda/mla/mla_decode_host.h"
 #include "core/checked_cast.h"
 #include "core/rng.h"
 #include "core/thread_pool.h"

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cuda/kda_batch.cuh"
+#include "backends/cuda/kda/kda_batch.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"

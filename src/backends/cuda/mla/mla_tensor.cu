@@ -19,7 +19,7 @@
 #include <cmath>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla_tensor_load.cuh"
+#include "backends/cuda/mla/mla_tensor_load.cuh"
 #include "backends/cuda/ptx/ldmatrix.cuh"
 #include "backends/cuda/ptx/mma.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"

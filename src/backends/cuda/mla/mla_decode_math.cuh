@@ -14,7 +14,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "backends/cuda/mla_decode_sums.cuh"
+#include "backends/cuda/mla/mla_decode_sums.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/stmatrix.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"

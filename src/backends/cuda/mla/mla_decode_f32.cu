@@ -1,5 +1,5 @@
 // mla_decode_f32.cu — the Hopper kernel of absorbed MLA for f32 rows: mla_decode_kernel.cuh.
-#include "backends/cuda/mla_decode_kernel.cuh"
+#include "backends/cuda/mla/mla_decode_kernel.cuh"
 
 namespace tandem::cuda {
 

@@ -14,7 +14,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "backends/cuda/mla_decode.cuh"
+#include "backends/cuda/mla/mla_decode.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/tensor_copy.cuh"

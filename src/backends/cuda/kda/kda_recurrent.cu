@@ -15,11 +15,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/choose_kda.h"
 #include "backends/cuda/families.h"
-#include "backends/cuda/kda_batch.cuh"
-#include "backends/cuda/kda_feed.cuh"
-#include "backends/cuda/kda_step.cuh"
+#include "backends/cuda/kda/choose_kda.h"
+#include "backends/cuda/kda/kda_batch.cuh"
+#include "backends/cuda/kda/kda_feed.cuh"
+#include "backends/cuda/kda/kda_step.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/runtime/cuda_device.h"

@@ -2,7 +2,7 @@
 // format of rows.
 #pragma once
 
-#include "backends/cuda/mla_decode.h"
+#include "backends/cuda/mla/mla_decode.h"
 #include "ops/exec_ctx.h"
 
 namespace tandem::cuda {

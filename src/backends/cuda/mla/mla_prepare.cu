@@ -8,9 +8,9 @@
 #include <cmath>
 
 #include "backends/cuda/device_view.cuh"
-#include "backends/cuda/latent_row.cuh"
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla.cuh"
+#include "backends/cuda/mla/latent_row.cuh"
+#include "backends/cuda/mla/mla.cuh"
 #include "backends/cuda/row_group.cuh"
 
 namespace tandem::cuda {

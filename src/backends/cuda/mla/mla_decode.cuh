@@ -6,8 +6,8 @@
 #include <cuda.h>
 
 #include "backends/cuda/device_view.cuh"
-#include "backends/cuda/mla.cuh"
-#include "backends/cuda/mla_decode.h"
+#include "backends/cuda/mla/mla.cuh"
+#include "backends/cuda/mla/mla_decode.h"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/reduce.cuh"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/cuda/mla_tensor.cuh"
+#include "backends/cuda/mla/mla_tensor.cuh"
 #include "backends/cuda/ptx/bulk_copy.cuh"
 #include "backends/cuda/ptx/convert.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla_decode.cuh"
-#include "backends/cuda/mla_decode_launch.h"
+#include "backends/cuda/mla/mla_decode.cuh"
+#include "backends/cuda/mla/mla_decode_launch.h"
 
 namespace tandem::cuda {
 namespace {

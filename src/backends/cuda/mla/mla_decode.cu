@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla_decode.cuh"
-#include "backends/cuda/mla_decode_host.h"
-#include "backends/cuda/mla_decode_launch.h"
+#include "backends/cuda/mla/mla_decode.cuh"
+#include "backends/cuda/mla/mla_decode_host.h"
+#include "backends/cuda/mla/mla_decode_launch.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "backends/cuda/runtime/tensor_map.h"
 #include "core/check.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/mla.cuh"
+#include "backends/cuda/mla/mla.cuh"
 #include "backends/cuda/reduce.cuh"
 
 namespace tandem::cuda {

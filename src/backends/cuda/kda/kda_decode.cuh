@@ -5,12 +5,12 @@
 #include <cmath>
 #include <cstdint>
 
-#include "backends/cuda/choose_kda.h"
 #include "backends/cuda/conv1d.cuh"
 #include "backends/cuda/device_view.cuh"
 #include "backends/cuda/gemm/multiply_tile.cuh"
-#include "backends/cuda/kda_gate.cuh"
-#include "backends/cuda/kda_step.cuh"
+#include "backends/cuda/kda/choose_kda.h"
+#include "backends/cuda/kda/kda_gate.cuh"
+#include "backends/cuda/kda/kda_step.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/norm.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"

@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla.cuh"
-#include "backends/cuda/mla_tile.cuh"
+#include "backends/cuda/mla/mla.cuh"
+#include "backends/cuda/mla/mla_tile.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "backends/cuda/choose_kda.h"
+#include "backends/cuda/kda/choose_kda.h"
 #include "backends/cuda/ptx/shared.cuh"
 #include "backends/cuda/quad.cuh"
 #include "backends/cuda/reduce.cuh"

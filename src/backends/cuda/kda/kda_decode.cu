@@ -19,10 +19,10 @@
 // Launch    choose_kda.h; K = V = 128, four taps; graph-safe.
 #include <algorithm>
 
-#include "backends/cuda/choose_kda.h"
 #include "backends/cuda/families.h"
-#include "backends/cuda/kda_batch.cuh"
-#include "backends/cuda/kda_decode.cuh"
+#include "backends/cuda/kda/choose_kda.h"
+#include "backends/cuda/kda/kda_batch.cuh"
+#include "backends/cuda/kda/kda_decode.cuh"
 #include "backends/cuda/ptx/cluster.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 #include "backends/cuda/runtime/cuda_device.h"

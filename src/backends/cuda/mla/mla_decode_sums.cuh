@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "backends/cuda/mla_decode.cuh"
+#include "backends/cuda/mla/mla_decode.cuh"
 
 namespace tandem::cuda {
 

@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
-#include "backends/cuda/latent_row.cuh"
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla.cuh"
-#include "backends/cuda/mla_tile.cuh"
+#include "backends/cuda/mla/latent_row.cuh"
+#include "backends/cuda/mla/mla.cuh"
+#include "backends/cuda/mla/mla_tile.cuh"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
 

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "backends/cuda/families.h"
-#include "backends/cuda/kda_gate.cuh"
+#include "backends/cuda/kda/kda_gate.cuh"
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/map_rows.cuh"
 #include "backends/cuda/reduce.cuh"

@@ -17,9 +17,9 @@
 #include <type_traits>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/mla_decode_launch.h"
-#include "backends/cuda/mla_decode_load.cuh"
-#include "backends/cuda/mla_decode_math.cuh"
+#include "backends/cuda/mla/mla_decode_launch.h"
+#include "backends/cuda/mla/mla_decode_load.cuh"
+#include "backends/cuda/mla/mla_decode_math.cuh"
 
 namespace tandem::cuda {
 

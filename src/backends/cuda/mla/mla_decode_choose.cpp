@@ -1,4 +1,4 @@
-#include "backends/cuda/mla_decode.h"
+#include "backends/cuda/mla/mla_decode.h"
 
 namespace tandem::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/cuda/choose_kda.h"
+#include "backends/cuda/kda/choose_kda.h"
 
 namespace tandem::cuda {
 namespace {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "backends/cuda/choose_kda.h"
 #include "backends/cuda/device_view.cuh"
-#include "backends/cuda/kda_step.cuh"
+#include "backends/cuda/kda/choose_kda.h"
+#include "backends/cuda/kda/kda_step.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/ptx/named_barrier.cuh"
 
