@@ -15,6 +15,13 @@ Arena Arena::fixed(std::size_t bytes, Device& device) {
   return arena;
 }
 
+void Arena::trim() {
+  if (!fixed_) {
+    const std::size_t kept = std::min(current_ + (used_ > 0 ? 1 : 0), blocks_.size());
+    blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(kept), blocks_.end());
+  }
+}
+
 std::size_t Arena::capacity_bytes() const {
   std::size_t total = 0;
   for (const Block& block : blocks_) {

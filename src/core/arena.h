@@ -47,6 +47,8 @@ class Arena {
     total_ = mark.total;
   }
   void reset() { rewind({}); }
+  /// Gives back the blocks in which nothing lies; a fixed one keeps its own.
+  void trim();
   [[nodiscard]] std::size_t capacity_bytes() const;
   /// The most that was in use at once: fixed() of it suffices for the same calls.
   [[nodiscard]] std::size_t peak_bytes() const { return peak_; }

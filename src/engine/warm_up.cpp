@@ -127,10 +127,11 @@ Status fit(MemoryPlan& plan, const EngineOptions& options, const DeviceMemory& m
 Expected<MemoryPlan> plan_serving(const Model& model, const ExecCtx& ctx,
                                   const EngineOptions& options) {
   Expected<MemoryPlan> plan = plan_memory(model, options);
-  std::optional<DeviceMemory> memory = ctx.device->memory();
-  if (!plan || !memory) {
+  if (!plan || !ctx.device->memory()) {
     return plan;
   }
+  ctx.workspace->trim();  // what loading took
+  std::optional<DeviceMemory> memory = ctx.device->memory();
   const auto spec = cache_spec_for(model, options.kv_cache_dtype);
   if (!spec) {
     return spec.failure();

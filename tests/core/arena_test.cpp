@@ -34,6 +34,29 @@ TEST(Arena, AFixedOneOfThePeakHoldsTheSameCallsAndSmallerOnes) {
   EXPECT_EQ(fixed.peak_bytes(), growing.peak_bytes());
 }
 
+TEST(Arena, TrimmedItKeepsWhatIsInUse) {
+  Arena arena(256);
+  const std::span<std::int32_t> kept = arena.take<std::int32_t>(16);
+  kept[15] = 7;
+  {
+    const ArenaScope scope(arena);
+    use(arena, 50);
+  }
+  EXPECT_GT(arena.capacity_bytes(), 256U);
+  arena.trim();
+  EXPECT_EQ(arena.capacity_bytes(), 256U);
+  EXPECT_EQ(kept[15], 7);
+  use(arena, 50);  // grows again
+  arena.reset();
+  arena.trim();
+  EXPECT_EQ(arena.capacity_bytes(), 0U);
+  use(arena, 50);
+
+  Arena fixed = Arena::fixed(1024, host_device());
+  fixed.trim();
+  EXPECT_EQ(fixed.capacity_bytes(), 1024U);
+}
+
 TEST(Arena, AFixedOneSaysWhatItLacksAndGoesOn) {
   Arena fixed = Arena::fixed(1024, host_device());
   {
