@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "tensor/dtype.h"
 #include "tensor/quant.h"
@@ -28,7 +27,7 @@ std::string_view latent_format_name(LatentFormat format) {
 void encode_latent(std::byte* row, LatentFormat format, std::span<const float> values) {
   switch (format) {
     case LatentFormat::kF32:
-      std::memcpy(row, values.data(), values.size_bytes());
+      std::ranges::copy(std::as_bytes(values), row);
       return;
     case LatentFormat::kBF16:
       std::ranges::transform(values, reinterpret_cast<BF16*>(row), BF16::from_float);
@@ -44,7 +43,7 @@ void encode_latent(std::byte* row, LatentFormat format, std::span<const float> v
 void decode_latent(std::span<float> values, const std::byte* row, LatentFormat format) {
   switch (format) {
     case LatentFormat::kF32:
-      std::memcpy(values.data(), row, values.size_bytes());
+      std::copy_n(row, values.size_bytes(), std::as_writable_bytes(values).begin());
       return;
     case LatentFormat::kBF16: {
       const auto* from = reinterpret_cast<const BF16*>(row);
