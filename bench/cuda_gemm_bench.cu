@@ -15,27 +15,16 @@
 #include <vector>
 
 #include "backends/cuda/experts/tensor.h"
+#include "backends/cuda/gemm/packed_weight.h"
 #include "backends/cuda/gemm/tensor.h"
-#include "backends/cuda/runtime/check.h"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "cuda_gemm_bench.cuh"
 
 namespace tandem::cuda::bench {
 namespace {
 
-constexpr std::int64_t kRotatedBytes = std::int64_t{400} << 20;  // several times any L2 cache
-constexpr int kReplays = 5;
-
-struct Bench {
-  CudaDevice device{CudaOptions{}};
-  Arena workspace{std::size_t{256} << 20, device};
-  ExecCtx ctx;
+struct GemmBench : Bench {
   Storage words{64, device};  // results of checks
 
-  Bench() {
-    ctx.workspace = &workspace;
-    ctx.device = &device;
-  }
   [[nodiscard]] unsigned* word() { return words.as<unsigned>().data(); }
   [[nodiscard]] unsigned read_word() {
     unsigned value = 0;
@@ -44,13 +33,7 @@ struct Bench {
   }
 };
 
-void fill(Bench& b, void* to, std::int64_t bytes, Fill what, std::uint32_t seed) {
-  fill_kernel<<<1024, kThreads, 0, b.device.stream()>>>(static_cast<std::uint32_t*>(to), bytes / 4,
-                                                        what, seed);
-  b.device.launched("fill");
-}
-
-PackedWeight random_weight(Bench& b, WeightFormat format, std::int64_t out, std::int64_t in,
+PackedWeight random_weight(GemmBench& b, WeightFormat format, std::int64_t out, std::int64_t in,
                            std::uint32_t seed) {
   const std::int64_t scales = scales_offset(format, out, in);
   const std::int64_t scale_2 = scale_2_offset(format, out, in);
@@ -66,50 +49,15 @@ PackedWeight random_weight(Bench& b, WeightFormat format, std::int64_t out, std:
   const Fill scale_fill = format == WeightFormat::kNvFp4   ? Fill::kE4m3Scales
                           : format == WeightFormat::kMxFp4 ? Fill::kE8m0Scales
                                                            : Fill::kFp32Scales;
-  fill(b, w.data.data(), scales, elements, seed);
-  fill(b, w.data.data() + scales, scale_2 - scales, scale_fill, seed + 1);
+  b.fill(w.data.data(), scales, elements, seed);
+  b.fill(w.data.data() + scales, scale_2 - scales, scale_fill, seed + 1);
   set_kernel<<<1, 1, 0, b.device.stream()>>>(reinterpret_cast<float*>(w.data.data() + scale_2),
                                              w.scale_2);
   b.device.launched("set");
   return w;
 }
 
-const std::uint8_t* bytes_of(const PackedWeight& w) {
-  return reinterpret_cast<const std::uint8_t*>(w.data.data());
-}
-
-/// Microseconds a call: the best replay of a graph of calls(0), calls(1), ...
-template <typename Call>
-double time_us(Bench& b, int calls, const Call& call) {
-  for (int i = 0; i < 2; ++i) {
-    call(i);  // the workspace grows now, not while recording
-  }
-  b.device.synchronize();
-  const auto recording = b.device.record([&] {
-    for (int i = 0; i < calls; ++i) {
-      call(i);
-    }
-  });
-  cudaEvent_t begin{};
-  cudaEvent_t end{};
-  check(cudaEventCreate(&begin), "creating an event");
-  check(cudaEventCreate(&end), "creating an event");
-  float best = 1e30F;
-  for (int i = 0; i < kReplays; ++i) {
-    check(cudaEventRecord(begin, b.device.stream()), "recording an event");
-    recording->launch();
-    check(cudaEventRecord(end, b.device.stream()), "recording an event");
-    check(cudaEventSynchronize(end), "waiting for an event");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "reading an event");
-    best = i == 0 ? 1e30F : std::min(best, ms);  // the first one uploads
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  return best * 1e3 / calls;
-}
-
-unsigned count_different(Bench& b, const float* a, const float* other, std::int64_t count) {
+unsigned count_different(GemmBench& b, const float* a, const float* other, std::int64_t count) {
   b.device.zero(b.word(), 4);
   differ_kernel<<<256, kThreads, 0, b.device.stream()>>>(
       reinterpret_cast<const std::uint32_t*>(a), reinterpret_cast<const std::uint32_t*>(other),
@@ -166,7 +114,7 @@ struct Shape {
   std::int64_t out, in;
 };
 
-void bench_linear(Bench& b, WeightFormat format, const Shape& s) {
+void bench_linear(GemmBench& b, WeightFormat format, const Shape& s) {
   const std::int64_t bytes = scale_2_offset(format, s.out, s.in) + 4;
   const int copies = static_cast<int>(std::clamp<std::int64_t>(kRotatedBytes / bytes, 2, 64));
   std::vector<PackedWeight> weights;
@@ -177,7 +125,7 @@ void bench_linear(Bench& b, WeightFormat format, const Shape& s) {
   Storage x(kMostRows * s.in * 4, b.device);
   Storage y(kMostRows * s.out * 4, b.device);
   Storage first(s.out * 4, b.device);
-  fill(b, x.data(), x.size_bytes(), Fill::kActivations, 1);
+  b.fill(x.data(), x.size_bytes(), Fill::kActivations, 1);
   for (const std::int64_t rows : {1, 2, 8, 16, 32, 64, 128, 512, 4096}) {
     const ConstF32Mat xs(x.as<float>().data(), {rows, s.in});
     const F32Mat ys(y.as<float>().data(), {rows, s.out});
@@ -188,7 +136,7 @@ void bench_linear(Bench& b, WeightFormat format, const Shape& s) {
     tensor_linear(b.ctx, ys, xs, weights[0], false);
     b.device.zero(b.word(), 4);
     check_kernel<<<512, kThreads, 0, b.device.stream()>>>(
-        Sample{format, bytes_of(weights[0]), tensor_shape(format, s.out, s.in), xs.data(),
+        Sample{format, packed_data(weights[0]), tensor_shape(format, s.out, s.in), xs.data(),
                ys.data(), rows, b.word()});
     b.device.launched("check");
     const float error = as_float(b.read_word());
@@ -203,7 +151,7 @@ void bench_linear(Bench& b, WeightFormat format, const Shape& s) {
   }
 }
 
-void bench_heads(Bench& b, const Shape& s) {
+void bench_heads(GemmBench& b, const Shape& s) {
   constexpr std::int64_t kHeads = 96;
   constexpr std::int64_t kMostRows = 512;
   constexpr int kCopies = 24;
@@ -217,7 +165,7 @@ void bench_heads(Bench& b, const Shape& s) {
   Storage x(kMostRows * kHeads * s.in * 4, b.device);
   Storage y(kMostRows * kHeads * s.out * 4, b.device);
   Storage first(kHeads * s.out * 4, b.device);
-  fill(b, x.data(), x.size_bytes(), Fill::kActivations, 1);
+  b.fill(x.data(), x.size_bytes(), Fill::kActivations, 1);
   for (const std::int64_t rows : {1, 8, 64, 512}) {
     const ConstF32Cube xs(x.as<float>().data(), {rows, kHeads, s.in});
     const F32Cube ys(y.as<float>().data(), {rows, kHeads, s.out});
@@ -267,7 +215,7 @@ struct Layer {
   std::vector<PackedWeight> w1, w3, w2;
   Storage pointers;  // of w1, then w3, then w2, in device memory
 
-  Layer(Bench& b, WeightFormat format, const ExpertShape& s)
+  Layer(GemmBench& b, WeightFormat format, const ExpertShape& s)
       : shape(s), pointers(3 * s.experts * 8, b.device) {
     std::vector<const std::uint8_t*> host;
     for (std::uint32_t e = 0; e < static_cast<std::uint32_t>(s.experts); ++e) {
@@ -277,7 +225,7 @@ struct Layer {
     }
     for (const auto* list : {&w1, &w3, &w2}) {
       for (const PackedWeight& w : *list) {
-        host.push_back(bytes_of(w));
+        host.push_back(packed_data(w));
       }
     }
     b.device.upload(pointers.data(), host.data(), host.size() * 8);
@@ -288,7 +236,7 @@ struct Layer {
 };
 
 /// The first token's output against the reference.
-float check_experts(Bench& b, const Layer& layer, const float* x, const std::int32_t* ids,
+float check_experts(GemmBench& b, const Layer& layer, const float* x, const std::int32_t* ids,
                     const float* weights, const float* out) {
   const ExpertShape& s = layer.shape;
   const WeightFormat format = layer.w1[0].format;
@@ -306,7 +254,7 @@ float check_experts(Bench& b, const Layer& layer, const float* x, const std::int
   return as_float(b.read_word());
 }
 
-void bench_experts(Bench& b, WeightFormat format, const ExpertShape& s) {
+void bench_experts(GemmBench& b, WeightFormat format, const ExpertShape& s) {
   const Layer layer(b, format, s);
   const ExpertWeights experts{layer.w1, layer.w3, layer.w2};
   const double expert_bytes = 2.0 * static_cast<double>(layer.w1[0].data.size_bytes()) +
@@ -316,8 +264,8 @@ void bench_experts(Bench& b, WeightFormat format, const ExpertShape& s) {
   Storage out(kMostRows * s.dim * 4, b.device);
   Storage first(s.dim * 4, b.device);
   Storage weights(kMostRows * s.slots * 4, b.device);
-  fill(b, x.data(), x.size_bytes(), Fill::kActivations, 1);
-  fill(b, weights.data(), weights.size_bytes(), Fill::kActivations, 2);
+  b.fill(x.data(), x.size_bytes(), Fill::kActivations, 1);
+  b.fill(weights.data(), weights.size_bytes(), Fill::kActivations, 2);
   for (const std::int64_t rows : {1, 2, 4, 8, 16, 64, 128, 256, 512, 2048, 4096}) {
     const int routings = rows <= 64 ? kRoutings : 4;
     std::vector<Storage> ids;
@@ -331,7 +279,7 @@ void bench_experts(Bench& b, WeightFormat format, const ExpertShape& s) {
     const F32Mat outs(out.as<float>().data(), {rows, s.dim});
     const auto call = [&](int i) {
       const Storage& routing = ids[static_cast<std::size_t>(i % routings)];
-      tensor_experts(b.ctx, outs, ConstF32Mat(x.as<float>().data(), {rows, s.dim}),
+      tensor_experts(b.ctx, outs, {}, ConstF32Mat(x.as<float>().data(), {rows, s.dim}),
                      ConstI32Mat(routing.as<std::int32_t>().data(), {rows, s.slots}),
                      ConstF32Mat(weights.as<float>().data(), {rows, s.slots}), experts,
                      SituParams{});
@@ -364,7 +312,7 @@ int run(const std::vector<std::string>& args) {
       {"f_a", 128, 7168},   {"b", 96, 7168},        {"head", 163840, 7168}};
   const bool any_format = std::none_of(std::begin(kFormats), std::end(kFormats),
                                        [&](WeightFormat f) { return has(name_of(f)); });
-  Bench b;
+  GemmBench b;
   std::printf("%s, %d SMs, L2 %lld MiB\n", b.device.info().name.c_str(), b.device.info().num_sms,
               static_cast<long long>(b.device.info().l2_bytes >> 20));
   print_head();
@@ -402,10 +350,6 @@ int run(const std::vector<std::string>& args) {
 }  // namespace tandem::cuda::bench
 
 int main(int argc, char** argv) {
-  try {
-    return tandem::cuda::bench::run({argv + 1, argv + argc});
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "cuda_gemm_bench: %s\n", error.what());
-    return 1;
-  }
+  using namespace tandem::cuda::bench;
+  return run_bench("cuda_gemm_bench", [&] { return run({argv + 1, argv + argc}); });
 }

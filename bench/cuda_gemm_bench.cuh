@@ -5,49 +5,11 @@
 #include <cstdint>
 
 #include "backends/cuda/gemm/plan.h"
+#include "cuda_bench.cuh"
 #include "ops/act.h"
 #include "tensor/dtype.h"
 
 namespace tandem::cuda::bench {
-
-constexpr int kThreads = 256;
-
-__device__ inline std::uint32_t hash(std::uint64_t i, std::uint32_t seed) {
-  std::uint64_t z = (i + (std::uint64_t{seed} << 40)) * 0x9E3779B97F4A7C15ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return static_cast<std::uint32_t>(z >> 32);
-}
-
-/// What a 32-bit word of random bits becomes.
-enum class Fill { kBf16, kE4m3, kFp4, kE4m3Scales, kE8m0Scales, kFp32Scales, kActivations };
-
-__device__ inline std::uint32_t filled(Fill fill, std::uint32_t h) {
-  switch (fill) {
-    case Fill::kBf16:  // magnitudes 2^-9 .. 2^-7
-      return (h & 0x83FF83FFU) | 0x3B003B00U;
-    case Fill::kE4m3:  // no NaN: not all of the low seven bits set
-      return h & 0xFDFDFDFDU;
-    case Fill::kFp4:
-      return h;
-    case Fill::kE4m3Scales:  // 0.25 .. 3.75
-      return (h & 0x1F1F1F1FU) + 0x28282828U;
-    case Fill::kE8m0Scales:  // 2^-7 .. 1
-      return (h & 0x07070707U) + 0x78787878U;
-    case Fill::kFp32Scales:
-      return __float_as_uint(0.001F + static_cast<float>(h) * 0x1p-40F);
-    case Fill::kActivations:
-      return __float_as_uint(static_cast<float>(h) * 0x1p-31F - 1.0F);
-  }
-  return 0;
-}
-
-__global__ void fill_kernel(std::uint32_t* to, std::int64_t words, Fill fill, std::uint32_t seed) {
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += step) {
-    to[i] = filled(fill, hash(static_cast<std::uint64_t>(i), seed));
-  }
-}
 
 __global__ void set_kernel(float* to, float value) {
   *to = value;
@@ -199,18 +161,6 @@ __global__ void __launch_bounds__(kThreads) check_out_kernel(const OutSample p) 
   if (threadIdx.x == 0) {
     const double error = fabs(p.out[row] - total) / (magnitude + 1e-30);
     atomicMax(p.worst, __float_as_uint(static_cast<float>(isnan(error) ? 1e30 : error)));
-  }
-}
-
-/// Counts words that differ.
-__global__ void __launch_bounds__(kThreads)
-    differ_kernel(const std::uint32_t* a, const std::uint32_t* b, std::int64_t words,
-                  unsigned* count) {
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += step) {
-    if (a[i] != b[i]) {
-      atomicAdd(count, 1U);
-    }
   }
 }
 

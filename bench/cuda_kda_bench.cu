@@ -11,10 +11,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "backends/cuda/cuda_backend.h"
-#include "backends/cuda/runtime/check.h"
-#include "backends/cuda/runtime/cuda_device.h"
-#include "cuda_gemm_bench.cuh"
+#include "backends/cuda/gemm/layout.h"
+#include "cuda_bench.cuh"
 #include "ops/conv1d.h"
 #include "ops/kda.h"
 #include "ops/norm.h"
@@ -25,52 +23,6 @@ namespace {
 
 constexpr std::int64_t kDim = 128;
 constexpr std::int64_t kTaps = 4;
-constexpr std::int64_t kRotatedBytes = std::int64_t{400} << 20;  // several times any L2 cache
-constexpr int kReplays = 5;
-
-struct Bench {
-  CudaDevice device{CudaOptions{}};
-  Arena workspace{std::size_t{256} << 20, device};
-  ExecCtx ctx;
-
-  Bench() {
-    ctx.ops = &cuda_backend();
-    ctx.workspace = &workspace;
-    ctx.device = &device;
-  }
-};
-
-/// Microseconds a call: the best replay of a graph of calls(0), calls(1), ...
-template <typename Call>
-double time_us(Bench& b, int calls, const Call& call) {
-  for (int i = 0; i < 2; ++i) {
-    call(i);  // the workspace grows now, not while recording
-  }
-  b.device.synchronize();
-  const auto recording = b.device.record([&] {
-    for (int i = 0; i < calls; ++i) {
-      call(i);
-    }
-  });
-  cudaEvent_t begin{};
-  cudaEvent_t end{};
-  check(cudaEventCreate(&begin), "creating an event");
-  check(cudaEventCreate(&end), "creating an event");
-  float best = 1e30F;
-  for (int i = 0; i < kReplays; ++i) {
-    check(cudaEventRecord(begin, b.device.stream()), "recording an event");
-    recording->launch();
-    check(cudaEventRecord(end, b.device.stream()), "recording an event");
-    check(cudaEventSynchronize(end), "waiting for an event");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "reading an event");
-    best = i == 0 ? 1e30F : std::min(best, ms);  // the first one uploads
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  return best * 1e3 / calls;
-}
-
 /// A mixer's weights, projections of `rows` rows, and states for `sets` batches of `seqs`.
 class Mixer {
  public:
@@ -80,7 +32,7 @@ class Mixer {
     f_b_.out = width();
     f_b_.in = kDim;
     f_b_.data = Storage(scale_2_offset(WeightFormat::kBF16, width(), kDim) + 4, b.device);
-    fill(f_b_.data, Fill::kBf16, 1);
+    b_.fill(f_b_.data, Fill::kBf16, 1);
     for (Storage* values : {&qkv_, &f_a_, &raw_b_, &gate_out_, &filters_, &heads_weights_}) {
       const std::int64_t count = values == &qkv_        ? rows * 3 * width()
                                  : values == &f_a_      ? rows * kDim
@@ -89,7 +41,7 @@ class Mixer {
                                  : values == &filters_  ? 3 * width() * kTaps
                                                         : heads + width() + kDim;
       *values = Storage(count * 4, b.device);
-      fill(*values, Fill::kActivations, 2);
+      b_.fill(*values, Fill::kActivations, 2);
     }
     states_ = Storage(num_slots_ * width() * kDim * 4, b.device);
     windows_ = Storage(num_slots_ * (kTaps - 1) * 3 * width() * 4, b.device);
@@ -115,8 +67,8 @@ class Mixer {
   [[nodiscard]] const Storage& y() const { return y_; }
   [[nodiscard]] const Storage& states() const { return states_; }
   void reset() {
-    fill(states_, Fill::kActivations, 3);
-    fill(windows_, Fill::kActivations, 4);
+    b_.fill(states_, Fill::kActivations, 3);
+    b_.fill(windows_, Fill::kActivations, 4);
   }
 
   [[nodiscard]] bool step(int set) {
@@ -149,11 +101,6 @@ class Mixer {
   }
 
  private:
-  void fill(Storage& to, Fill what, std::uint32_t seed) {
-    fill_kernel<<<1024, kThreads, 0, b_.device.stream()>>>(
-        reinterpret_cast<std::uint32_t*>(to.data()), to.size_bytes() / 4, what, seed);
-    b_.device.launched("fill");
-  }
   [[nodiscard]] F32Mat mat(Storage& of, std::int64_t cols) const {
     return {of.as<float>().data(), {rows_, cols}};
   }
@@ -278,10 +225,6 @@ int run(int argc, char** argv) {
 }  // namespace tandem::cuda::bench
 
 int main(int argc, char** argv) {
-  try {
-    return tandem::cuda::bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "cuda_kda_bench: %s\n", error.what());
-    return 1;
-  }
+  using namespace tandem::cuda::bench;
+  return run_bench("cuda_kda_bench", [&] { return run(argc, argv); });
 }

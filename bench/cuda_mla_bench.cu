@@ -13,20 +13,16 @@
 #include <vector>
 
 #include "backends/cuda/mla/mla_decode_host.h"
-#include "backends/cuda/runtime/check.h"
-#include "backends/cuda/runtime/cuda_device.h"
 #include "core/rng.h"
-#include "cuda_gemm_bench.cuh"
+#include "cuda_bench.cuh"
 #include "tensor/storage.h"
 
 namespace tandem::cuda::bench {
 namespace {
 
-constexpr std::int64_t kRotatedBytes = std::int64_t{400} << 20;  // several times any L2 cache
 constexpr std::int64_t kPageSize = 64;
 constexpr std::int64_t kDim = 576;
 constexpr std::int64_t kLatent = 512;
-constexpr int kReplays = 5;
 constexpr double kReadGbs = 4353;
 
 struct Shape {
@@ -41,26 +37,11 @@ constexpr Shape kShapes[] = {
     {64, 256, 12, 1, 0},        {1, 131072, 12, 8, 0},      {16, 131072, 12, 8, 0},
     {1, 131072, 96, 8, 0},      {1, 4096, 12, 4096, 0},     {1, 4096, 96, 4096, 0}};
 
-struct Bench {
-  CudaDevice device{CudaOptions{}};
-  Arena workspace{std::size_t{640} << 20, device};
-  ExecCtx ctx;
-
-  Bench() {
-    ctx.workspace = &workspace;
-    ctx.device = &device;
-  }
-  void fill(Storage& to, Fill what, std::uint32_t seed) {
-    fill_kernel<<<1024, kThreads, 0, device.stream()>>>(reinterpret_cast<std::uint32_t*>(to.data()),
-                                                        to.size_bytes() / 4, what, seed);
-    device.launched("fill");
-  }
-  [[nodiscard]] Storage upload(const std::vector<std::int32_t>& host) {
-    Storage storage(static_cast<std::int64_t>(host.size()) * 4, device);
-    device.upload(storage.data(), host.data(), host.size() * 4);
-    return storage;
-  }
-};
+[[nodiscard]] Storage uploaded(Bench& b, const std::vector<std::int32_t>& host) {
+  Storage storage(static_cast<std::int64_t>(host.size()) * 4, b.device);
+  b.device.upload(storage.data(), host.data(), host.size() * 4);
+  return storage;
+}
 
 /// A call's inputs. Sets of pages are rotated.
 struct Problem {
@@ -93,10 +74,10 @@ struct Problem {
     for (std::int64_t i = 0; i <= s.batch; ++i) {
       begins.push_back(static_cast<std::int32_t>(i * s.rows));
     }
-    table = b.upload(order);
-    cu = b.upload(begins);
-    lens = b.upload(std::vector<std::int32_t>(static_cast<std::size_t>(s.batch),
-                                              static_cast<std::int32_t>(s.context)));
+    table = uploaded(b, order);
+    cu = uploaded(b, begins);
+    lens = uploaded(b, std::vector<std::int32_t>(static_cast<std::size_t>(s.batch),
+                                                 static_cast<std::int32_t>(s.context)));
     q = Storage(s.batch * s.rows * s.heads * kDim * 4, b.device);
     b.fill(q, Fill::kActivations, 2);
     o = Storage(s.batch * s.rows * s.heads * kLatent * 4, b.device);
@@ -118,37 +99,6 @@ struct Problem {
                       0.0721687836F);
   }
 };
-
-/// Microseconds a call: the best replay of a graph of calls(0), calls(1), ...
-template <typename Call>
-double time_us(Bench& b, int calls, const Call& call) {
-  for (int i = 0; i < 2; ++i) {
-    call(i);  // the workspace grows now, not while recording
-  }
-  b.device.synchronize();
-  const auto recording = b.device.record([&] {
-    for (int i = 0; i < calls; ++i) {
-      call(i);
-    }
-  });
-  cudaEvent_t begin{};
-  cudaEvent_t end{};
-  check(cudaEventCreate(&begin), "creating an event");
-  check(cudaEventCreate(&end), "creating an event");
-  float best = 1e30F;
-  for (int i = 0; i <= kReplays; ++i) {
-    check(cudaEventRecord(begin, b.device.stream()), "recording an event");
-    recording->launch();
-    check(cudaEventRecord(end, b.device.stream()), "recording an event");
-    check(cudaEventSynchronize(end), "waiting for an event");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "reading an event");
-    best = i == 0 ? 1e30F : std::min(best, ms);  // the first one uploads
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  return best * 1e3 / calls;
-}
 
 void bench(Bench& b, const Shape& s, LatentFormat format) {
   Problem problem(b, s, format);
@@ -210,10 +160,6 @@ int run(const std::vector<std::string>& args) {
 }  // namespace tandem::cuda::bench
 
 int main(int argc, char** argv) {
-  try {
-    return tandem::cuda::bench::run({argv + 1, argv + argc});
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "cuda_mla_bench: %s\n", error.what());
-    return 1;
-  }
+  using namespace tandem::cuda::bench;
+  return run_bench("cuda_mla_bench", [&] { return run({argv + 1, argv + argc}); });
 }

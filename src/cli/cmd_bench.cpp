@@ -43,6 +43,23 @@ Expected<std::unique_ptr<Model>> load(const ExecCtx& ctx, const BenchFlags& flag
   return load_model(ctx, flags.model, options);
 }
 
+struct ModelAndCaches {
+  std::unique_ptr<Model> model;
+  CacheSpec cache_spec;
+};
+
+Expected<ModelAndCaches> load_with_caches(const ExecCtx& ctx, const BenchFlags& flags) {
+  auto model = load(ctx, flags);
+  if (!model) {
+    return model.failure();
+  }
+  auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
+  if (!cache_spec) {
+    return cache_spec.failure();
+  }
+  return ModelAndCaches{std::move(*model), std::move(*cache_spec)};
+}
+
 /// One row of a table: text for people, or JSON, one object a line.
 void print_row(const BenchFlags& flags, const std::string& text,
                const nlohmann::ordered_json& row) {
@@ -52,26 +69,23 @@ void print_row(const BenchFlags& flags, const std::string& text,
 Expected<ExitCode> run_decode(const BenchFlags& flags, const GlobalOptions& global) {
   Runtime runtime(global, global.threads);
   const ExecCtx& ctx = runtime.ctx();
-  auto model = load(ctx, flags);
-  if (!model) {
-    return model.failure();
+  const auto loaded = load_with_caches(ctx, flags);
+  if (!loaded) {
+    return loaded.failure();
   }
-  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
-  if (!cache_spec) {
-    return cache_spec.failure();
-  }
+  const auto& [model, cache_spec] = *loaded;
   const Roofs roofs = measure_roofs(ctx);
   const double roof = roofs.bytes_per_s;
   if (!flags.json) {
     print_out("weights {:.2f} GB on {}; the roof below: {}\n",
-              1e-9 * static_cast<double>((*model)->footprint().weight_bytes), ctx.device->name(),
+              1e-9 * static_cast<double>(model->footprint().weight_bytes), ctx.device->name(),
               describe(roofs, *ctx.device));
     print_out("{:>6} {:>8} {:>10} {:>10} {:>10} {:>10} {:>8} {:>7}\n", "batch", "context",
               "step us", "tok/s", "weights GB", "cache GB", "x roof", "launches");
   }
   for (const std::int64_t context : flags.contexts) {
     for (const std::int64_t batch : flags.batches) {
-      StepBench bench(ctx, **model, *cache_spec, batch, context);
+      StepBench bench(ctx, *model, cache_spec, batch, context);
       const StepFigures step = bench.run(20);
       const double rate = static_cast<double>(batch) / step.seconds;
       const double ratio = step.seconds * roof / (step.weight_bytes + step.cache_bytes);
@@ -96,20 +110,17 @@ Expected<ExitCode> run_decode(const BenchFlags& flags, const GlobalOptions& glob
 Expected<ExitCode> run_kernels(const BenchFlags& flags, const GlobalOptions& global) {
   Runtime runtime(global, global.threads);
   const ExecCtx& ctx = runtime.ctx();
-  auto model = load(ctx, flags);
-  if (!model) {
-    return model.failure();
+  const auto loaded = load_with_caches(ctx, flags);
+  if (!loaded) {
+    return loaded.failure();
   }
-  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
-  if (!cache_spec) {
-    return cache_spec.failure();
-  }
+  const auto& [model, cache_spec] = *loaded;
   const Roofs roofs = measure_roofs(ctx);
   constexpr int kRounds = 11;
   for (const std::int64_t context : flags.contexts) {
     for (const std::int64_t batch : flags.batches) {
       const std::int64_t rows = flags.new_tokens;
-      StepBench bench(ctx, **model, *cache_spec, batch, context, rows);
+      StepBench bench(ctx, *model, cache_spec, batch, context, rows);
       const PassProfile profile = bench.profile(roofs, kRounds);
       nlohmann::ordered_json json = {{"device", ctx.device->name()},
                                      {"batch", batch},
@@ -159,23 +170,20 @@ Expected<ExitCode> check_pieces_of(const BenchFlags& flags, const ExecCtx& ctx, 
 Expected<ExitCode> run_prefill(const BenchFlags& flags, const GlobalOptions& global) {
   Runtime runtime(global, global.threads);
   const ExecCtx& ctx = runtime.ctx();
-  auto model = load(ctx, flags);
-  if (!model) {
-    return model.failure();
+  const auto loaded = load_with_caches(ctx, flags);
+  if (!loaded) {
+    return loaded.failure();
   }
-  const auto cache_spec = cache_spec_for(**model, flags.kv_cache_dtype);
-  if (!cache_spec) {
-    return cache_spec.failure();
-  }
+  const auto& [model, cache_spec] = *loaded;
   for (const std::int64_t tokens : flags.prefills) {
     if (flags.check_pieces > 0) {
-      if (auto code = check_pieces_of(flags, ctx, **model, *cache_spec, tokens); !code) {
+      if (auto code = check_pieces_of(flags, ctx, *model, cache_spec, tokens); !code) {
         return code;
       }
       continue;
     }
     const std::int64_t piece = flags.pieces == 0 ? tokens : std::min(flags.pieces, tokens);
-    PrefillBench bench(ctx, **model, *cache_spec, tokens, piece);
+    PrefillBench bench(ctx, *model, cache_spec, tokens, piece);
     static_cast<void>(bench.run());
     std::vector<double> seconds;
     for (std::int64_t round = 0; round < flags.rounds; ++round) {

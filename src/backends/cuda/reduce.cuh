@@ -25,6 +25,18 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
+/// The sum over this lane and those before it.
+template <typename T>
+__device__ __forceinline__ T warp_running_sum(T value) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const T left = __shfl_up_sync(kFullWarp, value, offset);
+    value += lane >= offset ? left : T{0};
+  }
+  return value;
+}
+
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {

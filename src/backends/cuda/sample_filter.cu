@@ -72,12 +72,8 @@ __device__ __forceinline__ Crossing find_crossing(Shared& s, const Wanted& wante
   const int first = 2 * static_cast<int>(threadIdx.x);
   const std::uint64_t mass0 = take_mass(s, first);
   const std::uint64_t mass1 = take_mass(s, first + 1);
-  std::uint64_t through = mass0 + mass1;  // of the warp's bins up to this thread's
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const std::uint64_t other = __shfl_up_sync(kFullWarp, through, offset);
-    through += lane >= offset ? other : 0;
-  }
+  const std::uint64_t through =  // of the warp's bins up to this thread's
+      warp_running_sum(mass0 + mass1);
   if (lane == kWarp - 1) {
     s.warp_mass[warp] = through;
   }

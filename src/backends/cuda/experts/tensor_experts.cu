@@ -3,6 +3,7 @@
 #include "backends/cuda/experts/experts_launch.cuh"
 #include "backends/cuda/experts/tensor.h"
 #include "backends/cuda/experts/work.cuh"
+#include "backends/cuda/gemm/packed_weight.h"
 #include "backends/cuda/gemm/to_bf16.h"
 #include "backends/cuda/runtime/cuda_device.h"
 #include "core/check.h"
@@ -11,44 +12,10 @@
 namespace tandem::cuda {
 namespace {
 
-void launch_gate_up_format(const ExecCtx& ctx, WeightFormat format, const ExpertsConfig& config,
-                           const GateUpArgs& args) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return launch_gate_up<WeightFormat::kBF16>(ctx, config, args);
-    case WeightFormat::kFp8Block:
-      return launch_gate_up<WeightFormat::kFp8Block>(ctx, config, args);
-    case WeightFormat::kMxFp4:
-      return launch_gate_up<WeightFormat::kMxFp4>(ctx, config, args);
-    case WeightFormat::kNvFp4:
-      return launch_gate_up<WeightFormat::kNvFp4>(ctx, config, args);
-    case WeightFormat::kF32:
-      break;
-  }
-  TDM_CHECK(false, "fp32 weights have no tensor-core path");
-}
-
-void launch_down_format(const ExecCtx& ctx, WeightFormat format, const ExpertsConfig& config,
-                        const DownArgs& args) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return launch_down<WeightFormat::kBF16>(ctx, config, args);
-    case WeightFormat::kFp8Block:
-      return launch_down<WeightFormat::kFp8Block>(ctx, config, args);
-    case WeightFormat::kMxFp4:
-      return launch_down<WeightFormat::kMxFp4>(ctx, config, args);
-    case WeightFormat::kNvFp4:
-      return launch_down<WeightFormat::kNvFp4>(ctx, config, args);
-    case WeightFormat::kF32:
-      break;
-  }
-  TDM_CHECK(false, "fp32 weights have no tensor-core path");
-}
-
 void fill_pointers(const std::uint8_t** to, std::span<const PackedWeight> weights) {
   for (std::size_t e = 0; e < weights.size(); ++e) {
     TDM_CHECK(weights[e].format == weights[0].format, e);
-    to[e] = reinterpret_cast<const std::uint8_t*>(weights[e].data.data());
+    to[e] = packed_data(weights[e]);
   }
 }
 
@@ -79,7 +46,7 @@ Mat<std::uint16_t> gate_up(const ExecCtx& ctx, ConstF32Mat x, const ExpertWeight
   }
   const std::int64_t hidden_width = tiles_of(w1.out, kTileInputs) * kTileInputs;
   args.hidden = {take_bf16(ctx, x.size(0) * args.slots, hidden_width), hidden_width};
-  launch_gate_up_format(ctx, w1.format, config, args);
+  with_packed_format(w1.format, [&](auto of) { launch_gate_up<of.value>(ctx, config, args); });
   return args.hidden;
 }
 
@@ -120,7 +87,7 @@ void some_tokens(const ExecCtx& ctx, F32Mat out, const RowNorm& norm, ConstF32Ma
     down_args.y = device_mat(y);
     down_args.plan = config->down;
     down_args.ring = config->ring_down;
-    launch_down_format(ctx, w2.format, *config, down_args);
+    with_packed_format(w2.format, [&](auto of) { launch_down<of.value>(ctx, *config, down_args); });
   }
   combine_pairs(ctx, {out, norm, y, ids, weights, desc.experts});
 }

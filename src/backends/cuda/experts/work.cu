@@ -27,12 +27,7 @@ __device__ __forceinline__ Prefix block_prefix(int value) {
   __shared__ int warp_totals[kWarps];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const int left = __shfl_up_sync(kFullWarp, sum, offset);
-    sum += lane >= offset ? left : 0;
-  }
+  const int sum = warp_running_sum(value);
   if (lane == kWarp - 1) {
     warp_totals[warp] = sum;
   }

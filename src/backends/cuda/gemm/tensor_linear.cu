@@ -6,6 +6,7 @@
 
 #include "backends/cuda/gemm/group_launch.cuh"
 #include "backends/cuda/gemm/linear_launch.cuh"
+#include "backends/cuda/gemm/packed_weight.h"
 #include "backends/cuda/gemm/tensor.h"
 #include "backends/cuda/gemm/to_bf16.h"
 #include "backends/cuda/runtime/cuda_device.h"
@@ -14,61 +15,6 @@
 
 namespace tandem::cuda {
 namespace {
-
-const std::uint8_t* packed_data(const PackedWeight& w) {
-  return reinterpret_cast<const std::uint8_t*>(w.data.data());
-}
-
-void launch_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
-                   const TensorLinearArgs& args, int heads) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return launch_linear<WeightFormat::kBF16>(ctx, config, args, heads);
-    case WeightFormat::kFp8Block:
-      return launch_linear<WeightFormat::kFp8Block>(ctx, config, args, heads);
-    case WeightFormat::kMxFp4:
-      return launch_linear<WeightFormat::kMxFp4>(ctx, config, args, heads);
-    case WeightFormat::kNvFp4:
-      return launch_linear<WeightFormat::kNvFp4>(ctx, config, args, heads);
-    case WeightFormat::kF32:
-      break;
-  }
-  TDM_CHECK(false, "fp32 weights have no tensor-core path");
-}
-
-void launch_group_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
-                         const LinearGroupArgs& args) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return launch_linear_group<WeightFormat::kBF16>(ctx, config, args);
-    case WeightFormat::kFp8Block:
-      return launch_linear_group<WeightFormat::kFp8Block>(ctx, config, args);
-    case WeightFormat::kMxFp4:
-      return launch_linear_group<WeightFormat::kMxFp4>(ctx, config, args);
-    case WeightFormat::kNvFp4:
-      return launch_linear_group<WeightFormat::kNvFp4>(ctx, config, args);
-    case WeightFormat::kF32:
-      break;
-  }
-  TDM_CHECK(false, "fp32 weights have no tensor-core path");
-}
-
-void launch_sum_format(const ExecCtx& ctx, WeightFormat format, const LinearConfig& config,
-                       const LinearSumArgs& args, int terms) {
-  switch (format) {
-    case WeightFormat::kBF16:
-      return launch_linear_sum<WeightFormat::kBF16>(ctx, config, args, terms);
-    case WeightFormat::kFp8Block:
-      return launch_linear_sum<WeightFormat::kFp8Block>(ctx, config, args, terms);
-    case WeightFormat::kMxFp4:
-      return launch_linear_sum<WeightFormat::kMxFp4>(ctx, config, args, terms);
-    case WeightFormat::kNvFp4:
-      return launch_linear_sum<WeightFormat::kNvFp4>(ctx, config, args, terms);
-    case WeightFormat::kF32:
-      break;
-  }
-  TDM_CHECK(false, "fp32 weights have no tensor-core path");
-}
 
 /// Whether every row begins at a multiple of 8 bytes and fills tiles.
 bool whole_rows(const ConstF32Cube& x) {
@@ -124,7 +70,8 @@ void linear_cube(const ExecCtx& ctx, F32Cube y, ConstF32Cube x, std::span<const 
   if (!config->stream) {
     args.x_bf16 = bf16_rows.get(ctx, x, args.shape.k_tiles * kTileInputs);
   }
-  launch_format(ctx, desc.format, *config, args, heads);
+  with_packed_format(desc.format,
+                     [&](auto of) { launch_linear<of.value>(ctx, *config, args, heads); });
 }
 
 /// A matrix as one head.
@@ -185,7 +132,7 @@ void stream_group(const ExecCtx& ctx, std::span<const LinearCall> calls) {
     groups += config->plan.groups(desc.layers[i].row_blocks * (call.up != nullptr ? 2 : 1), blocks);
   }
   config->grid_x = groups * config->plan.cluster;
-  launch_group_format(ctx, format, *config, args);
+  with_packed_format(format, [&](auto of) { launch_linear_group<of.value>(ctx, *config, args); });
 }
 
 /// Up to this many rows a small weight is streamed for eight of them at a time: read again from the
@@ -249,7 +196,9 @@ void stream_sum(const ExecCtx& ctx, F32Mat y, ConstF32Mat base, std::span<const 
   args.base = base.empty() ? Mat<const float>{} : device_mat(base);
   args.tokens = static_cast<int>(desc.tokens);
   args.plan = config->plan;
-  launch_sum_format(ctx, desc.format, *config, args, static_cast<int>(terms.size()));
+  with_packed_format(desc.format, [&](auto of) {
+    launch_linear_sum<of.value>(ctx, *config, args, static_cast<int>(terms.size()));
+  });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "backends/cuda/device_view.cuh"
+#include "backends/cuda/reduce.cuh"
 #include "ops/mla.h"
 
 namespace tandem::cuda {
@@ -41,22 +42,44 @@ inline constexpr int kMaxChunks = 64;     // two groups of heads of 64 chunks fi
   return static_cast<int>(chunks < kMaxChunks ? chunks : kMaxChunks);
 }
 
-/// Sequence of row t: cu_seqlens[b] <= t < cu_seqlens[b + 1]. In decode it is t itself.
-__device__ __forceinline__ int sequence_of(const std::int32_t* cu_seqlens, int num_seqs, int t) {
-  if (t < num_seqs && cu_seqlens[t] == t && cu_seqlens[t + 1] > t) {
-    return t;
-  }
+/// Of `count` ranges one behind the other, range i from begins[i] to begins[i + 1], the one `at` is
+/// in: the first with begins[i + 1] > at.
+__device__ __forceinline__ int range_of(const int* begins, int count, int at) {
   int low = 0;
-  int high = num_seqs - 1;
-  while (low < high) {  // the first b with cu_seqlens[b + 1] > t
+  int high = count - 1;
+  while (low < high) {
     const int middle = (low + high) / 2;
-    if (cu_seqlens[middle + 1] > t) {
+    if (begins[middle + 1] > at) {
       high = middle;
     } else {
       low = middle + 1;
     }
   }
   return low;
+}
+/// begins[i + 1] holds the length of range i; from lengths to begins. The first warp of a block.
+__device__ __forceinline__ void place_ranges(int* begins, int count) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int before = 0;
+  for (int first = 0; first < count; first += kWarp) {
+    const int i = first + lane;
+    const int sum = before + warp_running_sum(i < count ? begins[i + 1] : 0);
+    if (i < count) {
+      begins[i + 1] = sum;
+    }
+    before = __shfl_sync(kFullWarp, sum, kWarp - 1);
+  }
+  if (lane == 0) {
+    begins[0] = 0;
+  }
+}
+
+/// Sequence of row t: cu_seqlens[b] <= t < cu_seqlens[b + 1]. In decode it is t itself.
+__device__ __forceinline__ int sequence_of(const std::int32_t* cu_seqlens, int num_seqs, int t) {
+  if (t < num_seqs && cu_seqlens[t] == t && cu_seqlens[t + 1] > t) {
+    return t;
+  }
+  return range_of(cu_seqlens, num_seqs, t);
 }
 
 /// What row t of a call attends: sequence and number of visible keys.

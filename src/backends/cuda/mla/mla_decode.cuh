@@ -93,25 +93,8 @@ inline __device__ void DecodePlan::build(const DecodeArgs& x) {
     first_item[row + 1] = last ? num_splits(x.num_heads, visible[row]) : 0;
   }
   __syncthreads();
-  if (row < kWarp) {  // the counts become sums
-    int before = 0;
-    for (int base = 0; base < x.num_rows; base += kWarp) {
-      const int i = base + row;
-      int sum = i < x.num_rows ? first_item[i + 1] : 0;
-#pragma unroll
-      for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int left = __shfl_up_sync(kFullWarp, sum, offset);
-        sum += row >= offset ? left : 0;
-      }
-      sum += before;
-      if (i < x.num_rows) {
-        first_item[i + 1] = sum;
-      }
-      before = __shfl_sync(kFullWarp, sum, kWarp - 1);
-    }
-    if (row == 0) {
-      first_item[0] = 0;
-    }
+  if (row < kWarp) {
+    place_ranges(first_item, x.num_rows);
   }
   __syncthreads();
 }
@@ -127,23 +110,13 @@ struct DecodeItem {
   int unmasked;  // keys up to here are seen by all rows
 
   __device__ DecodeItem(const DecodeArgs& x, const DecodePlan& plan, int number) {
-    int low = 0;
-    int high = x.num_rows - 1;
-    while (low < high) {  // the first row with first_item[row + 1] > number
-      const int middle = (low + high) / 2;
-      if (plan.first_item[middle + 1] > number) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    last_row = low;
-    first_row = plan.start[low];
-    seq = plan.seq[low];
-    split = number - plan.first_item[low];
-    const int size = split_tiles(x.num_heads, plan.visible[low]) * kDecodeTile;
+    last_row = range_of(plan.first_item, x.num_rows, number);
+    first_row = plan.start[last_row];
+    seq = plan.seq[last_row];
+    split = number - plan.first_item[last_row];
+    const int size = split_tiles(x.num_heads, plan.visible[last_row]) * kDecodeTile;
     begin = split * size;
-    end = min(begin + size, plan.visible[low]);
+    end = min(begin + size, plan.visible[last_row]);
     unmasked = min(plan.visible[first_row], end);
   }
 };

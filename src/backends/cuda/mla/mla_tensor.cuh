@@ -99,25 +99,8 @@ inline __device__ void Plan::build(const Attention& x) {
     first_item[row + 1] = keys.chunks();
   }
   __syncthreads();
-  if (row < kWarp) {  // the counts become sums
-    int before = 0;
-    for (int first = 0; first < x.num_rows; first += kWarp) {
-      const int i = first + row;
-      int sum = i < x.num_rows ? first_item[i + 1] : 0;
-#pragma unroll
-      for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int left = __shfl_up_sync(kFullWarp, sum, offset);
-        sum += row >= offset ? left : 0;
-      }
-      sum += before;
-      if (i < x.num_rows) {
-        first_item[i + 1] = sum;
-      }
-      before = __shfl_sync(kFullWarp, sum, kWarp - 1);
-    }
-    if (row == 0) {
-      first_item[0] = 0;
-    }
+  if (row < kWarp) {
+    place_ranges(first_item, x.num_rows);
   }
   __syncthreads();
 }
@@ -136,17 +119,7 @@ struct Item {
   __device__ Item(const Attention& x, const Plan& plan, const HeadGroups& groups, int number) {
     const int index = number / groups.count;
     head = number % groups.count * groups.tiles * kMmaRows;
-    int low = 0;
-    int high = x.num_rows - 1;
-    while (low < high) {  // the first row with first_item[row + 1] > index
-      const int middle = (low + high) / 2;
-      if (plan.first_item[middle + 1] > index) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    row = low;
+    row = range_of(plan.first_item, x.num_rows, index);
     seq = plan.seq[row];
     chunk = index - plan.first_item[row];
     const int size = chunk_keys(plan.visible[row]);
