@@ -60,7 +60,8 @@ TEST(ChooseRecurrence, EveryPlanCoversTheState) {
 
 TEST(ChooseDecode, FewStatesAreSpreadOverMoreSms) {
   EXPECT_EQ(choose_decode_columns(12, gpu(132)), 1);
-  EXPECT_EQ(choose_decode_columns(48, gpu(132)), 1);
+  EXPECT_EQ(choose_decode_columns(33, gpu(132)), 1);
+  EXPECT_EQ(choose_decode_columns(34, gpu(132)), 2);
   EXPECT_EQ(choose_decode_columns(96, gpu(132)), 2);
   EXPECT_EQ(choose_decode_columns(16 * 12, gpu(132)), 4);
   EXPECT_EQ(choose_decode_columns(16 * 96, gpu(132)), 4);

@@ -4,6 +4,7 @@
 // still runs, so that a chain of short kernels does not pay a launch latency for each.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -21,6 +22,25 @@ struct Launch {
   bool writes_weights = false;  // what other kernels read before begin_kernel()
 };
 
+/// Shared memory of an SM that every launch asks for whose blocks need no more. An SM changes the
+/// split between shared memory and its cache only while it is idle: of two kernels that want unlike
+/// splits, the second one cannot become resident beside the first.
+inline constexpr std::int64_t kUsualSmem = 64 * 1024;
+
+/// Whether that is enough for the launch's blocks of an SM.
+[[nodiscard]] inline bool takes_usual_smem(const void* kernel, const Launch& how,
+                                           const DeviceInfo& info) {
+  constexpr std::int64_t kOfSystem = 1024;  // a block's
+  constexpr std::int64_t kThreadsOfSm = 2048;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "kernel attributes");
+  const auto size = [](const dim3& d) { return std::int64_t{d.x} * d.y * d.z; };
+  const std::int64_t blocks =
+      std::min((size(how.grid) + info.num_sms - 1) / info.num_sms, kThreadsOfSm / size(how.block));
+  const auto own = static_cast<std::int64_t>(attributes.sharedSizeBytes);
+  return blocks * (how.smem_bytes + own + kOfSystem) <= kUsualSmem;
+}
+
 /// Launches `kernel`, which begins with begin_kernel(), on the context's stream.
 /// Errors: throws Error when CUDA refuses the launch; `op` says which it was.
 template <typename... Params>
@@ -33,7 +53,7 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
                                static_cast<int>(how.smem_bytes)),
           op);
   }
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = how.grid;
   config.blockDim = how.block;
@@ -51,6 +71,12 @@ void launch(const ExecCtx& ctx, const char* op, void (*kernel)(Params...), const
     cluster.val.clusterDim.x = static_cast<unsigned>(how.cluster);
     cluster.val.clusterDim.y = 1;
     cluster.val.clusterDim.z = 1;
+  }
+  if (takes_usual_smem(reinterpret_cast<const void*>(kernel), how, device.info())) {
+    cudaLaunchAttribute& split = attributes[config.numAttrs++];
+    split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    split.val.sharedMemCarveout =
+        static_cast<unsigned>(kUsualSmem * 100 / device.info().smem_per_sm);
   }
   check(cudaLaunchKernelEx(&config, kernel, args...), op);
   device.launched(op);

@@ -119,19 +119,6 @@ struct StreamPiece {
   }
 };
 
-/// Asks for `tiles` tiles of a row block from `tile` on. Only a hint, so it may come before
-/// begin_kernel(): memory then works while the kernel before ends.
-template <WeightFormat F>
-__device__ __forceinline__ void prefetch_tiles(const TileRow& row, int tile, int tiles) {
-  constexpr int kMostTiles = 64 * 1024 / static_cast<int>(tile_bytes(F));
-  tiles = min(tiles, kMostTiles);
-  const TileRow first = row.template at_tile<F>(tile);
-  ptx::prefetch_to_l2(first.elements, static_cast<unsigned>(tiles * tile_bytes(F)));
-  if constexpr (tile_scale_bytes(F) > 0) {
-    ptx::prefetch_to_l2(first.scales, static_cast<unsigned>(tiles * tile_scale_bytes(F)));
-  }
-}
-
 /// A warp's segments of the inputs: first, first + step, ... below end.
 struct WarpSegments {
   int first;

@@ -56,16 +56,6 @@ struct StreamRows {
       rows[m] = tile_row<F>(weight, shape, first_block + m);
     }
   }
-  /// A CTA's segments [begin, end); one thread asks.
-  __device__ __forceinline__ void prefetch(int begin, int end, int k_tiles) const {
-    const int tiles = min(end * kSegmentTiles<F>, k_tiles) - begin * kSegmentTiles<F>;
-    if (tiles > 0) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        prefetch_tiles<F>(rows[m], begin * kSegmentTiles<F>, tiles);
-      }
-    }
-  }
 };
 
 /// A warp's segments of one term; their sums go to slots from `slot` on.
@@ -103,9 +93,6 @@ __device__ __forceinline__ void stream_layer(const StreamTerm& term, const Strea
                            work.first_block + warp.block);
   const WarpSegments mine{plan.begin(shape.segments, warp.rank) + warp.k_warp,
                           plan.begin(shape.segments, warp.rank + 1), plan.k_warps};
-  if (warp.k_warp == 0 && warp.lane == 0) {
-    rows.prefetch(mine.first, mine.end, shape.k_tiles);
-  }
   LayerPiece<F, kWhole> piece;
   bool loaded = mine.first < mine.end;
   if (loaded) {
@@ -141,10 +128,6 @@ __device__ __forceinline__ void stream_two(const StreamTerm& one, const StreamTe
   const int segments = middle + two.shape.segments;
   const int end = plan.begin(segments, warp.rank + 1);
   WarpSegments mine{plan.begin(segments, warp.rank) + warp.k_warp, min(end, middle), plan.k_warps};
-  if (warp.k_warp == 0 && warp.lane == 0) {
-    rows.prefetch(mine.first, mine.end, one.shape.k_tiles);
-    more_rows.prefetch(max(mine.first - middle, 0), end - middle, two.shape.k_tiles);
-  }
   LayerPiece<F, kWhole> piece;
   bool loaded = mine.first < end;
   if (mine.first < mine.end) {

@@ -34,9 +34,11 @@ RecurrencePlan choose_recurrence(const RecurrenceDesc& desc, const DeviceInfo& i
 }
 
 int choose_decode_columns(std::int64_t items, const DeviceInfo& info) {
-  // Two blocks fit an SM: more blocks an item as long as all of them run at once.
-  const std::int64_t at_once = 2 * std::int64_t{info.num_sms};
-  return 4 * items <= at_once ? 1 : 2 * items <= at_once ? 2 : 4;
+  // More blocks an item as long as all of them run at once, of which two fit an SM. But clusters of
+  // four only with an SM a block: 64 items in k3-mini take 14.3 us in clusters of four, 128 items
+  // in clusters of two 8.3 us.
+  const std::int64_t sms = info.num_sms;
+  return 4 * items <= sms ? 1 : items <= sms ? 2 : 4;
 }
 
 }  // namespace tandem::cuda
