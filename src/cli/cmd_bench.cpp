@@ -265,9 +265,17 @@ Expected<ExitCode> run_engine(const BenchFlags& flags, const GlobalOptions& glob
     print_row(flags, fmt::format("prefill {:>6} tokens {:>12.1f} tok/s\n", tokens, rate),
               {{"prefill", tokens}, {"tokens_per_s", rate}});
   }
+  const auto work = [&flags](std::int64_t batch) {
+    return DecodeWork{batch, flags.prompt, flags.tokens, flags.kv_cache_dtype};
+  };
+  std::vector<DecodeFigures> figures;
   for (const std::int64_t batch : flags.batches) {
-    const DecodeFigures decode =
-        decode_figures(ctx, **model, {batch, flags.prompt, flags.tokens, flags.kv_cache_dtype});
+    figures.push_back(decode_figures(ctx, **model, work(batch)));
+  }
+  for (std::size_t i = 0; i < figures.size(); ++i) {
+    const std::int64_t batch = flags.batches[i];
+    DecodeFigures& decode = figures[i];
+    add_traces(decode, ctx, **model, work(batch));
     nlohmann::ordered_json json = {{"decode_batch", batch}};
     json.update(json_of(decode));
     print_row(flags,

@@ -103,9 +103,9 @@ std::optional<double> device_us(const std::vector<TraceEvent>& trace) {
   return 1e-3 * static_cast<double>(end - first->start_ns);
 }
 
-/// Fills in what traces of a few steps tell.
-void add_traces(DecodeFigures& figures, Engine& engine, const ExecCtx& ctx, const Model& model,
-                const DecodeWork& work) {
+/// Of a few steps in which all sequences decode.
+std::vector<std::vector<TraceEvent>> trace_steps(Engine& engine, const ExecCtx& ctx,
+                                                 const Model& model, const DecodeWork& work) {
   std::vector<std::vector<TraceEvent>> traces;
   std::vector<TraceEvent> trace;
   static_cast<void>(decode_round(engine, ctx, model, work, 3, [&] {
@@ -120,21 +120,12 @@ void add_traces(DecodeFigures& figures, Engine& engine, const ExecCtx& ctx, cons
     }
     return true;
   }));
-  std::vector<double> times;
-  for (const std::vector<TraceEvent>& one : traces) {
-    if (const auto us = device_us(one)) {
-      times.push_back(*us);
-    }
-  }
-  if (times.empty()) {
-    return;
-  }
-  figures.device_us = median(times);
-  for (const TraceEvent& event : traces.back()) {
-    if (event.kind == TraceEvent::Kind::kCall) {
-      figures.host_calls.push_back(event.name);
-    }
-  }
+  return traces;
+}
+
+Engine decode_engine(const ExecCtx& ctx, const Model& model, const DecodeWork& work) {
+  return {model, ctx,
+          options_for(work.batch, work.prompt + work.tokens + 2, 512, work.kv_cache_dtype)};
 }
 
 }  // namespace
@@ -159,8 +150,7 @@ double prefill_rate(const ExecCtx& ctx, const Model& model,
 }
 
 DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const DecodeWork& work) {
-  Engine engine(model, ctx,
-                options_for(work.batch, work.prompt + work.tokens + 2, 512, work.kv_cache_dtype));
+  Engine engine = decode_engine(ctx, model, work);
   const auto plain = [&engine] {
     engine.step();
     return true;
@@ -183,12 +173,34 @@ DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model, const Decod
   figures.step_us = 1e6 * median(std::move(seconds));
   figures.host_us = 1e6 * median(std::move(host_seconds));
   figures.tokens_per_s = 1e6 * static_cast<double>(work.batch) / figures.step_us;
+  return figures;
+}
+
+void add_traces(DecodeFigures& figures, const ExecCtx& ctx, const Model& model,
+                const DecodeWork& work) {
+  Engine engine = decode_engine(ctx, model, work);
+  std::vector<std::vector<TraceEvent>> traces;
   try {
-    add_traces(figures, engine, ctx, model, work);
+    traces = trace_steps(engine, ctx, model, work);
   } catch (const Error& error) {
     figures.trace_problem = error.what();
+    return;
   }
-  return figures;
+  std::vector<double> times;
+  for (const std::vector<TraceEvent>& one : traces) {
+    if (const auto us = device_us(one)) {
+      times.push_back(*us);
+    }
+  }
+  if (times.empty()) {
+    return;
+  }
+  figures.device_us = median(times);
+  for (const TraceEvent& event : traces.back()) {
+    if (event.kind == TraceEvent::Kind::kCall) {
+      figures.host_calls.push_back(event.name);
+    }
+  }
 }
 
 }  // namespace tandem::cli

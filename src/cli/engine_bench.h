@@ -40,7 +40,12 @@ struct DecodeFigures {
   std::optional<DeviceMemory> memory;  // after the steps
   std::string trace_problem;           // why there is no trace; empty when there is, or none exists
 };
+/// All but what traces tell.
 [[nodiscard]] DecodeFigures decode_figures(const ExecCtx& ctx, const Model& model,
                                            const DecodeWork& work);
+/// Fills that in. To be called when all else is measured: what watches the device's library stays
+/// there, and the host's calls are slower from then on.
+void add_traces(DecodeFigures& figures, const ExecCtx& ctx, const Model& model,
+                const DecodeWork& work);
 
 }  // namespace tandem::cli
