@@ -3,15 +3,45 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/ids.h"
 #include "ops/sample.h"
+#include "text/token_constraint.h"
 
 namespace tandem {
+
+struct LogitBias {
+  std::int32_t token = 0;
+  float bias = 0;  // added to the logit
+};
+
+/// Changes of the logits before temperature and filters, in this order. Source: spec
+/// serving.md 3.2.
+struct LogitRules {
+  float repetition_penalty = 1;  // > 0; seen tokens (prompt and response): z > 0 ? z / p : z * p
+  float frequency_penalty = 0;   // z -= count in the response * f
+  float presence_penalty = 0;    // z -= p for tokens of the response
+  std::vector<LogitBias> logit_bias = {};
+  std::int64_t min_new_tokens = 0;  // until then no stop id may be drawn
+};
+
+/// Which log-probability is reported. Source: spec serving.md 3.3.
+enum class LogprobMode {
+  kScaled,  // log softmax(z / temperature) of the model's own logits; temperature 1 when greedy
+  kRaw,     // log softmax(z)
+};
+
+/// An alternative at one position.
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+};
 
 struct Request {
   std::vector<std::int32_t> prompt = {};  // token ids in [0, vocab)
@@ -27,7 +57,22 @@ struct Request {
   std::vector<std::int32_t> stop_ids = {};  // end the response besides EngineOptions::eos_ids
   bool ignore_eos = false;  // eos_ids do not stop; stop_ids still do. No logit is masked
 
+  LogitRules rules = {};
+  std::shared_ptr<TokenConstraint> constraint =
+      {};  // null: none; belongs to this request from then on
+
   bool want_logprobs = false;
+  LogprobMode logprob_mode = LogprobMode::kScaled;
+  std::int64_t num_top_logprobs = 0;  // alternatives a position, at most 20
+  // Log-probabilities of the prompt's tokens from this position on; -1: none. Limits what the
+  // prefix cache may serve.
+  std::int64_t prompt_logprobs_from = -1;
+
+  std::int32_t priority = 0;    // higher runs first; equal ones in order of arrival
+  double queue_timeout_s = 0;   // finishes as kAborted when it has waited longer; 0: never
+  double timeout_s = 0;         // the same for its whole life
+  std::string client = {};      // fairness: waiting requests of different clients take turns
+  std::string cache_salt = {};  // prefixes are shared among requests of the same salt only
   bool want_routed_experts = false;
 };
 
@@ -54,6 +99,10 @@ struct RequestOutput {
   // Natural log of softmax(logits / temperature) over the full vocabulary, before top-k, top-p and
   // min-p; for a greedy request the temperature is 1. [tokens], empty unless want_logprobs.
   std::vector<float> logprobs;
+  std::vector<std::vector<TokenLogprob>> top_logprobs;  // [tokens]; most likely first
+  // From Request::prompt_logprobs_from on; position 0 has none (NaN).
+  std::vector<float> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   FinishReason finish_reason = FinishReason::kStop;
   std::string error;  // one sentence; only for kError
   // [prompt + tokens - 1, moe_layers * top_k]: the experts every fed token was routed to (the last
@@ -62,6 +111,7 @@ struct RequestOutput {
   std::vector<std::int32_t> routed_experts;
   std::vector<WeightSpan> weight_spans;  // one unless the weights changed midway; empty: no token
   std::int64_t num_preemptions = 0;
+  std::int64_t cached_tokens = 0;         // prompt tokens taken from the prefix cache
   std::int64_t shared_prompt_tokens = 0;  // prompt tokens taken from a group member's prefill
   RequestTiming timing;
 
@@ -77,6 +127,7 @@ struct StepEvent {
   std::int32_t token = -1;  // -1: no token (an error ended the request)
   float logprob = 0;        // of `token`, as in RequestOutput::logprobs
   std::optional<FinishReason> finish;
+  std::span<const TokenLogprob> top_logprobs = {};  // valid until the next step
 };
 
 }  // namespace tandem
