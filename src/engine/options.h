@@ -96,8 +96,9 @@ struct MemoryPlan {
 [[nodiscard]] Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options);
 
 /// Checkpoints when the caller gave no number, of `bytes` for pages and checkpoints together: two
-/// for each sequence that may run, but no more than half of the bytes, and never so many that
-/// num_pages, or one sequence of max_seq_len, would not fit. None where no prompt is long enough.
+/// for each sequence that may run (at least 8), but no more than half of the bytes, and never so
+/// many that num_pages, or one sequence of max_seq_len, would not fit. None where no prompt is long
+/// enough.
 [[nodiscard]] std::int64_t default_checkpoints(const EngineOptions& options, const MemoryPlan& plan,
                                                std::int64_t bytes);
 

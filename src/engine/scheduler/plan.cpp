@@ -16,7 +16,7 @@ std::span<const ScheduledChunk> Scheduler::plan() {
   admit_urgent();
   plan_decodes();
   plan_prefills();
-  if (!preempted_) {
+  if (!preempted_ || running_.empty()) {
     admit();
   }
   TDM_CHECK(!chunks_.empty() || !has_work(), running_.size(), waiting_.size());
