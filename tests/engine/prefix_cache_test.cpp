@@ -160,6 +160,22 @@ TEST(PrefixCache, AnyNumberOfCheckpointSlots) {
   }
 }
 
+TEST(PrefixCache, AHitKeepsWhatItFound) {
+  Rig rig;
+  EngineOptions options = cached_options();
+  options.num_checkpoint_slots = 2;
+  const auto engine = rig.engine(options);
+  const auto cached = [&](std::uint64_t key) {
+    return run_one(*engine, cacheable_request(random_tokens(10, key), 1)).cached_tokens;
+  };
+  EXPECT_EQ(cached(1), 0);
+  EXPECT_EQ(cached(2), 0);
+  EXPECT_EQ(cached(1), 8);
+  EXPECT_EQ(cached(3), 0);  // in the place of the second
+  EXPECT_EQ(cached(1), 8);
+  EXPECT_EQ(cached(2), 0);
+}
+
 TEST(PrefixCache, NewWeightsFindNothing) {
   Rig rig;
   const auto engine = rig.engine(cached_options());
@@ -217,8 +233,8 @@ TEST(PrefixCache, WhatMustBeComputedIsNotTakenFromIt) {
   const auto engine = rig.engine(cached_options());
   Request request = cacheable_request(random_tokens(34, 1), 4, 1);
   run_one(*engine, cacheable_request(request.prompt, 1, 1));
-  run_one(*engine, cacheable_request(std::vector(request.prompt.begin(),
-                                                 request.prompt.begin() + 17), 1, 1));
+  run_one(*engine, cacheable_request(
+                       std::vector(request.prompt.begin(), request.prompt.begin() + 17), 1, 1));
   for (const auto& [from, cached] : std::vector<std::pair<std::int64_t, std::int64_t>>{
            {-1, 32}, {34, 32}, {33, 32}, {32, 16}, {17, 16}, {16, 0}, {1, 0}, {0, 0}}) {
     request.prompt_logprobs_from = from;
@@ -302,8 +318,8 @@ TEST(PrefixCache, AbortsLeaveNothingBehindInAnyState) {
       engine->abort(id);
       engine->check_integrity();
       engine->run_until_idle();
-      EXPECT_TRUE(same_output(engine->take_output(other).value_or_throw(),
-                              expected_output(rig, request)));
+      EXPECT_TRUE(
+          same_output(engine->take_output(other).value_or_throw(), expected_output(rig, request)));
       expect_idle_and_empty(*engine);
       ASSERT_TRUE(engine->flush_cache().ok());
       EXPECT_EQ(engine->stats().num_free_pages, engine->memory_plan().num_pages);

@@ -118,8 +118,8 @@ class Schedule {
         break;
       case 1:
       case 2: {
-        const auto victim = std::next(submitted_.begin(),
-                                      static_cast<std::ptrdiff_t>(rng_.below(submitted_.size() + 1)));
+        const auto victim = std::next(
+            submitted_.begin(), static_cast<std::ptrdiff_t>(rng_.below(submitted_.size() + 1)));
         if (victim != submitted_.end() && engine_->abort(victim->first)) {
           aborted_[victim->first] = true;
         }
@@ -150,8 +150,7 @@ class Schedule {
       ++totals.aborts;
       EXPECT_EQ(output.finish_reason, FinishReason::kAborted);
       ASSERT_LE(output.tokens.size(), expected.tokens.size());
-      EXPECT_TRUE(
-          std::equal(output.tokens.begin(), output.tokens.end(), expected.tokens.begin()));
+      EXPECT_TRUE(std::equal(output.tokens.begin(), output.tokens.end(), expected.tokens.begin()));
     }
     expect_idle_and_empty(*engine_);
   }

@@ -54,7 +54,8 @@ bool CacheManager::open(SeqCache& seq, std::int64_t num_tokens, const PrefixMatc
   if (tree_.limits().block_tokens > 0) {
     // Where this sequence leaves what others have computed, and at the end of what its successor
     // will share.
-    const std::int64_t last = (num_tokens - 1) / tree_.limits().block_tokens * tree_.limits().block_tokens;
+    const std::int64_t last =
+        (num_tokens - 1) / tree_.limits().block_tokens * tree_.limits().block_tokens;
     seq.checkpoint_at = {match.kv_len, last};
   }
   return true;
@@ -71,8 +72,7 @@ bool CacheManager::open_fork(SeqCache& seq, std::int64_t num_tokens, std::int64_
 }
 
 bool CacheManager::extend(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare) {
-  const std::int64_t missing =
-      std::max<std::int64_t>(pages_for(num_tokens) - isize(seq.pages), 0);
+  const std::int64_t missing = std::max<std::int64_t>(pages_for(num_tokens) - isize(seq.pages), 0);
   if (missing + spare > num_available_pages()) {
     return false;
   }

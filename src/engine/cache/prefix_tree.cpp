@@ -287,8 +287,8 @@ bool PrefixTree::begins_with(std::span<const PageId> pages, NodeId node) const {
   for (std::optional<NodeId> id = node; id; id = at(*id).parent) {
     const std::int64_t end = at(*id).depth / pages_.page_size();
     if (end > isize(pages) ||
-        !std::ranges::equal(pages_of(*id), pages.subspan(usize(end - pages_per_block_),
-                                                         usize(pages_per_block_)))) {
+        !std::ranges::equal(
+            pages_of(*id), pages.subspan(usize(end - pages_per_block_), usize(pages_per_block_)))) {
       return false;
     }
   }

@@ -126,10 +126,9 @@ bool Scheduler::try_admit(Sequence& seq) {
     count_match(seq, match);
   }
   waiting_.remove(seq);
-  running_.insert(std::ranges::upper_bound(running_, &seq,
-                                           [](const Sequence* a, const Sequence* b) {
-                                             return ranks_before(*a, *b);
-                                           }),
+  running_.insert(std::ranges::upper_bound(
+                      running_, &seq,
+                      [](const Sequence* a, const Sequence* b) { return ranks_before(*a, *b); }),
                   &seq);
   seq.state = SeqState::kRunning;
   seq.leader = leader;
