@@ -23,7 +23,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 void choose_numbers(MemoryPlan& plan, const EngineOptions& options, std::int64_t pages_per_seq) {
   const std::int64_t enough = options.num_seats() * pages_per_seq;
   const std::int64_t wanted = options.num_pages == 0 ? enough : options.num_pages;
-  const std::int64_t pages = wanted * plan.page_bytes;
+  // More pages than that are refused below, so that their bytes need not fit into int64.
+  const std::int64_t pages = std::min(wanted, std::int64_t{1} << 31) * plan.page_bytes;
   constexpr std::int64_t kFew = 4;  // even if pages take little
   std::int64_t left =
       options.cache_bytes == 0

@@ -57,6 +57,9 @@ class CacheManager {
                std::int64_t num_slots, Device& device = host_device(),
                PrefixTreeLimits prefixes = {});
 
+  CacheManager(const CacheManager&) = delete;  // the tree refers to the pools
+  CacheManager& operator=(const CacheManager&) = delete;
+
   [[nodiscard]] const CacheBuffers& buffers() const { return buffers_; }
   [[nodiscard]] std::int64_t page_size() const { return pages_.page_size(); }
   [[nodiscard]] std::int64_t num_free_pages() const { return pages_.num_free(); }
