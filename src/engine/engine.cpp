@@ -35,16 +35,20 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
 Engine::~Engine() = default;
 
 std::span<const StepEvent> Engine::step() {
-  events_.assign(early_events_.begin(), early_events_.end());
-  early_events_.clear();
   end_late_requests();
-  if (paused_) {
-    return events_;
+  events_.assign(early_events_.begin(), early_events_.end());
+  if (!paused_) {
+    compute();
   }
+  early_events_.clear();  // not before: a step that failed has told nobody
+  return events_;
+}
+
+void Engine::compute() {
   const auto start = std::chrono::steady_clock::now();
   const std::span<const ScheduledChunk> chunks = scheduler_.plan();
   if (chunks.empty()) {
-    return events_;
+    return;
   }
   std::int64_t num_rows = 0;
   std::int64_t num_decodes = 0;
@@ -72,7 +76,6 @@ std::span<const StepEvent> Engine::step() {
   stats_.decode_tokens += num_decodes;
   stats_.prefill_tokens += num_rows - num_decodes;
   ++stats_.num_steps;
-  return events_;
 }
 
 F32Mat Engine::logits(std::int64_t rows) {

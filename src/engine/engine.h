@@ -117,6 +117,7 @@ class Engine {
   [[nodiscard]] F32Mat logits(std::int64_t rows);
   /// A device with memory of its own runs steps of decodes alone as recordings.
   [[nodiscard]] bool records_decodes() const { return !ctx_.device->host_visible(); }
+  void compute();
   std::span<const SampleTarget> mixed_step(std::span<const ScheduledChunk> chunks);
   std::span<const SampleTarget> decode_step(std::span<const ScheduledChunk> chunks);
   void run_model(const ModelBatch& batch, bool keep_routed);

@@ -34,7 +34,7 @@ void Engine::end_late_requests() {
   if (num_deadlines_ == 0) {
     return;
   }
-  const std::size_t first = events_.size();
+  const std::size_t first = early_events_.size();
   for (const auto& [id, seq] : sequences_) {
     if (seq->state == SeqState::kFinished || !seq->has_deadline()) {
       continue;
@@ -43,7 +43,7 @@ void Engine::end_late_requests() {
     const double age = seq->seconds_since_submit();
     const auto end = [&](AbortCause cause, const char* field, double limit) {
       abort(*seq, cause, fmt::format("{} is {}: the request is {:.3f} s old", field, limit, age));
-      events_.push_back({seq->id(), -1, 0, FinishReason::kAborted});
+      early_events_.push_back({seq->id(), -1, 0, FinishReason::kAborted});
     };
     if (request.timeout_s > 0 && age > request.timeout_s) {
       end(AbortCause::kTimeout, "timeout_s", request.timeout_s);
@@ -51,7 +51,7 @@ void Engine::end_late_requests() {
       end(AbortCause::kQueueTimeout, "queue_timeout_s", request.queue_timeout_s);
     }
   }
-  std::sort(events_.begin() + static_cast<std::ptrdiff_t>(first), events_.end(),
+  std::sort(early_events_.begin() + static_cast<std::ptrdiff_t>(first), early_events_.end(),
             [](const StepEvent& a, const StepEvent& b) { return a.id < b.id; });
 }
 

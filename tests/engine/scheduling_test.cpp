@@ -250,6 +250,22 @@ TEST(Deadlines, EndWhatIsLate) {
   expect_idle_and_empty(*engine);
 }
 
+TEST(Deadlines, AFailedStepStillTellsThem) {
+  Rig rig;
+  const auto engine = rig.engine(small_options());
+  Request request = of_priority(0, 1);
+  ASSERT_TRUE(engine->submit(request).ok());
+  request.timeout_s = 1e-9;
+  const RequestId late = engine->submit(request).value_or_throw();
+  rig.model.throw_at_call = 0;
+  EXPECT_THROW(engine->step(), std::runtime_error);
+  engine->check_integrity();
+  const auto events = engine->step();
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_EQ(events[0].id, late);
+  EXPECT_EQ(engine->step().size(), 1U);  // once
+}
+
 TEST(Deadlines, WaitingInTheQueueEndsWithTheFirstRun) {
   Rig rig;
   const auto engine = rig.engine(small_options());
