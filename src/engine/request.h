@@ -16,11 +16,6 @@
 
 namespace tandem {
 
-struct LogitBias {
-  std::int32_t token = 0;
-  float bias = 0;  // added to the logit
-};
-
 /// Changes of the logits before temperature and filters, in this order. Source: spec
 /// serving.md 3.2.
 struct LogitRules {
