@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "core/arena.h"
 #include "engine/warm_up.h"
@@ -19,7 +20,8 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
       scheduler_(cache_, options_),
       batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len),
              *ctx.device),
-      sampler_(batch_.max_seqs(), *ctx.device),
+      sampler_(batch_.max_seqs(), model.vocab_size(), *ctx.device),
+      scorer_(batch_.max_seqs(), *ctx.device),
       logits_(batch_.max_seqs() * model.vocab_size() * 4, *ctx.device),
       routed_(batch_.max_rows() * model.moe_layers() * model.experts_per_token() * 4, *ctx.device),
       routed_on_host_(usize(routed_.size_bytes()) / sizeof(std::int32_t)),
@@ -29,6 +31,9 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
     ctx_.workspace = &workspace_;
   }
   events_.reserve(usize(options.num_seats()));
+  tokenless_.reserve(usize(options.num_seats()));
+  event_alternatives_.reserve(usize(options.num_seats() * kMaxTopLogprobs));  // never moves
+  score_rows_.reserve(usize(batch_.max_seqs()));
   decode_targets_.reserve(usize(options.num_seats()));
 }
 
@@ -36,6 +41,8 @@ Engine::~Engine() = default;
 
 std::span<const StepEvent> Engine::step() {
   events_.clear();
+  event_alternatives_.clear();
+  tokenless_.clear();
   const auto start = std::chrono::steady_clock::now();
   const std::span<const ScheduledChunk> chunks = scheduler_.plan();
   if (chunks.empty()) {
@@ -48,12 +55,16 @@ std::span<const StepEvent> Engine::step() {
     num_decodes += chunk.seq->in_decode() ? 1 : 0;
   }
   try {
-    const std::span<const SampleTarget> targets = records_decodes() && num_decodes == isize(chunks)
-                                                      ? decode_step(chunks)
-                                                      : mixed_step(chunks);
+    const std::span<const SampleTarget> targets =
+        can_be_recorded(chunks) ? decode_step(chunks) : mixed_step(chunks);
     const std::span<const SampledToken> sampled = sampler_.collect();
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      accept(*targets[i].seq, sampled[i]);
+    const bool alternatives = score_alternatives(targets);
+    for (std::int64_t i = 0; i < isize(targets); ++i) {
+      accept(*targets[usize(i)].seq, sampled[usize(i)],
+             alternatives ? scorer_.top(i) : std::span<const TokenLogprob>());
+    }
+    for (Sequence* seq : tokenless_) {
+      finish_without_token(*seq);
     }
   } catch (...) {
     scheduler_.preempt_all();  // some caches may have advanced, some not
@@ -77,8 +88,10 @@ std::span<const SampleTarget> Engine::mixed_step(std::span<const ScheduledChunk>
   const bool keep_routed = wants_routed(chunks);
   run_model(batch_.build(chunks, cache_), keep_routed);
   keep_routed_experts(chunks, keep_routed);
-  // commit() forgets the chunks and adds the followers of a finished prompt to the targets: they
-  // read copies of their leader's logits, which lie below the rows the model wrote.
+  score_prompts(chunks);
+  // commit() forgets the chunks and adds the followers of a finished prompt to the targets. In
+  // order, each target's logits move up to its row, over scored ones; followers then get copies of
+  // their leader's.
   const std::span<const SampleTarget> targets = scheduler_.commit();
   const F32Mat rows = logits(isize(targets));
   for (std::int64_t row = 0; row < isize(targets); ++row) {
@@ -93,6 +106,16 @@ std::span<const SampleTarget> Engine::mixed_step(std::span<const ScheduledChunk>
     sampler_.run(ctx_, rows);
   }
   return targets;
+}
+
+bool Engine::can_be_recorded(std::span<const ScheduledChunk> chunks) const {
+  // A device with memory of its own records.
+  return !ctx_.device->host_visible() &&
+         std::ranges::all_of(chunks, [](const ScheduledChunk& chunk) {
+           const Sequence& seq = *chunk.seq;
+           return seq.in_decode() && chunk.samples() && !seq.changes_logits() &&
+                  seq.request.num_top_logprobs == 0;
+         });
 }
 
 std::span<const SampleTarget> Engine::decode_step(std::span<const ScheduledChunk> chunks) {
@@ -158,29 +181,110 @@ void Engine::keep_routed_experts(std::span<const ScheduledChunk> chunks, bool ke
   }
 }
 
-std::optional<FinishReason> Engine::reason_to_finish(const Sequence& seq) const {
-  const auto ends_in = [&](const std::vector<std::int32_t>& ids) {
-    return std::ranges::find(ids, seq.all_tokens.back()) != ids.end();
-  };
-  // A stop on the last allowed token is reported as a stop.
-  if (ends_in(seq.request.stop_ids) || (!seq.request.ignore_eos && ends_in(options_.eos_ids))) {
-    return FinishReason::kStop;
+void Engine::score_prompts(std::span<const ScheduledChunk> chunks) {
+  score_rows_.clear();
+  bool any = false;
+  for (const ScheduledChunk& chunk : chunks) {
+    const Request& request = chunk.seq->request;
+    for (std::int64_t i = 0; i < chunk.num_scored; ++i) {
+      score_rows_.push_back({chunk.seq->all_tokens[usize(chunk.first_scored() + i + 1)],
+                             request.num_top_logprobs, reported_temperature(request)});
+      any = true;
+    }
+    if (chunk.samples()) {
+      score_rows_.emplace_back();
+    }
   }
-  if (seq.num_new_tokens() == seq.request.max_new_tokens) {
-    return FinishReason::kLength;
+  if (any) {
+    scorer_.run(ctx_, logits(isize(score_rows_)), score_rows_);
   }
-  return std::nullopt;
+  std::int64_t row = 0;
+  for (const ScheduledChunk& chunk : chunks) {
+    keep_scores(chunk, row);
+    row += chunk.num_scored + (chunk.samples() ? 1 : 0);
+    const bool ends = !chunk.seq->output.error.empty() || chunk.end() == chunk.seq->length();
+    if (!chunk.samples() && ends) {
+      tokenless_.push_back(chunk.seq);
+    }
+  }
 }
 
-void Engine::accept(Sequence& seq, const SampledToken& sampled) {
-  RequestOutput& output = seq.output;
-  if (sampled.token < 0) {
-    output.error = fmt::format("the model's logits at position {} are not finite", seq.length());
-    finish(seq, FinishReason::kError);
-    events_.push_back({seq.id(), -1, 0, FinishReason::kError});
+void Engine::keep_scores(const ScheduledChunk& chunk, std::int64_t first_row) {
+  RequestOutput& output = chunk.seq->output;
+  for (std::int64_t i = 0; i < chunk.num_scored; ++i) {
+    const float logprob = scorer_.logprob(first_row + i);
+    if (std::isnan(logprob) && output.error.empty()) {
+      output.error = fmt::format("the model's logits at position {} are not finite",
+                                 chunk.first_scored() + i + 1);
+    }
+    output.prompt_logprobs.push_back(logprob);
+    if (chunk.seq->request.num_top_logprobs > 0) {
+      const auto top = scorer_.top(first_row + i);
+      output.prompt_top_logprobs.emplace_back(top.begin(), top.end());
+    }
+  }
+}
+
+bool Engine::score_alternatives(std::span<const SampleTarget> targets) {
+  score_rows_.clear();
+  for (const SampleTarget& target : targets) {
+    const Request& request = target.seq->request;
+    score_rows_.push_back({-1, request.num_top_logprobs, reported_temperature(request)});
+  }
+  const bool any =
+      std::ranges::any_of(score_rows_, [](const ScoreRow& row) { return row.num_top > 0; });
+  if (any) {
+    scorer_.run(ctx_, logits(isize(targets)), score_rows_);
+  }
+  return any;
+}
+
+bool Engine::stops_at(const Sequence& seq, std::int32_t token) const {
+  const auto holds = [&](const std::vector<std::int32_t>& ids) {
+    return std::ranges::find(ids, token) != ids.end();
+  };
+  return holds(seq.request.stop_ids) || (!seq.request.ignore_eos && holds(options_.eos_ids));
+}
+
+void Engine::accept(Sequence& seq, const SampledToken& sampled, std::span<const TokenLogprob> top) {
+  std::string& error = seq.output.error;  // a row of its prompt may have failed
+  if (error.empty() && sampled.token < 0) {
+    error = sampled.none_allowed
+                ? fmt::format("the grammar allows no token at position {}", seq.length())
+                : fmt::format("the model's logits at position {} are not finite", seq.length());
+  }
+  if (!error.empty()) {
+    finish_without_token(seq);
     return;
   }
   TDM_CHECK(sampled.token < model_.vocab_size(), sampled.token, model_.vocab_size());
+  const bool stops = stops_at(seq, sampled.token);
+  TokenConstraint* const constraint = seq.request.constraint.get();
+  // The token that ends a response is none of its text.
+  if (!stops && constraint != nullptr && !constraint->accept(sampled.token)) {
+    error = fmt::format("the grammar refuses token {} at position {}", sampled.token, seq.length());
+    finish_without_token(seq);
+    return;
+  }
+  append(seq, sampled, top);
+  std::optional<FinishReason> reason;
+  // A stop on the last allowed token is reported as a stop.
+  if (stops || (constraint != nullptr && constraint->is_complete())) {
+    reason = FinishReason::kStop;
+  } else if (seq.num_new_tokens() == seq.request.max_new_tokens) {
+    reason = FinishReason::kLength;
+  }
+  if (reason) {
+    finish(seq, *reason);
+  }
+  const std::size_t begin = event_alternatives_.size();
+  event_alternatives_.insert(event_alternatives_.end(), top.begin(), top.end());
+  events_.push_back({seq.id(), sampled.token, sampled.logprob, reason,
+                     std::span(event_alternatives_).subspan(begin)});
+}
+
+void Engine::append(Sequence& seq, const SampledToken& sampled, std::span<const TokenLogprob> top) {
+  RequestOutput& output = seq.output;
   if (seq.num_new_tokens() == 0) {
     output.timing.first_token_s = seq.seconds_since_submit();
   }
@@ -188,20 +292,27 @@ void Engine::accept(Sequence& seq, const SampledToken& sampled) {
     output.weight_spans.push_back({seq.num_new_tokens(), weight_version_});
   }
   seq.all_tokens.push_back(sampled.token);
+  if (has_penalties(seq.request.rules)) {
+    seq.counts.add_response(sampled.token);
+  }
   if (seq.request.want_logprobs) {
     output.logprobs.push_back(sampled.logprob);
   }
-  const std::optional<FinishReason> reason = reason_to_finish(seq);
-  if (reason) {
-    finish(seq, *reason);
+  if (seq.request.num_top_logprobs > 0) {
+    output.top_logprobs.emplace_back(top.begin(), top.end());
   }
-  events_.push_back({seq.id(), sampled.token, sampled.logprob, reason});
 }
 
 void Engine::finish(Sequence& seq, FinishReason reason) {
   scheduler_.finish(seq);
   seq.output.finish_reason = reason;
   seq.output.timing.total_s = seq.seconds_since_submit();
+}
+
+/// A prompt that was only to be scored, or an error.
+void Engine::finish_without_token(Sequence& seq) {
+  finish(seq, seq.output.error.empty() ? FinishReason::kLength : FinishReason::kError);
+  events_.push_back({seq.id(), -1, 0, seq.output.finish_reason});
 }
 
 void Engine::run_until_idle() {

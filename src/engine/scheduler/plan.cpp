@@ -8,6 +8,7 @@ namespace tandem {
 std::span<const ScheduledChunk> Scheduler::plan() {
   chunks_.clear();
   rows_left_ = max_batch_tokens_;
+  spare_logits_ = num_seats_ - num_running();
   preempted_ = false;
   plan_decodes();
   plan_prefills();
@@ -20,8 +21,28 @@ std::span<const ScheduledChunk> Scheduler::plan() {
 
 void Scheduler::schedule(Sequence& seq, std::int64_t count) {
   TDM_CHECK(count > 0 && count <= rows_left_, count, rows_left_);
-  chunks_.push_back({&seq, seq.cache.length, count});
+  const std::int64_t first = seq.next_to_score() - 1;  // of the rows that are scored
+  const std::int64_t last = std::min(seq.cache.length + count, seq.prompt_size - 1);
+  chunks_.push_back({&seq, seq.cache.length, count, std::max<std::int64_t>(last - first, 0)});
   rows_left_ -= count;
+  const std::int64_t num_logits = chunks_.back().num_scored + (chunks_.back().samples() ? 1 : 0);
+  spare_logits_ -= std::max<std::int64_t>(num_logits - 1, 0);
+  TDM_CHECK(spare_logits_ >= 0, num_logits);
+}
+
+/// All that is left of the sequence and the step, unless more of its rows are scored than there are
+/// rows of logits to spare. One is left for a sequence to be admitted, so that a long prompt that
+/// is scored does not keep others waiting.
+std::int64_t Scheduler::prefill_rows(const Sequence& seq) const {
+  const std::int64_t rows = std::min(seq.num_pending(), rows_left_);
+  const std::int64_t next = seq.next_to_score();
+  if (next == seq.prompt_size) {
+    return rows;
+  }
+  const std::int64_t without_logits = next - 1 - seq.cache.length;
+  TDM_CHECK(without_logits >= 0, next, seq.cache.length);
+  const std::int64_t spare = spare_logits_ - (waiting_.empty() ? 0 : 1);
+  return std::min(rows, without_logits + 1 + std::max<std::int64_t>(spare, 0));
 }
 
 void Scheduler::plan_decodes() {
@@ -44,7 +65,7 @@ void Scheduler::plan_decodes() {
 void Scheduler::plan_prefills() {
   for (Sequence* seq : running_) {
     if (rows_left_ > 0 && !seq->in_decode() && seq->leader == nullptr) {
-      schedule(*seq, std::min(seq->num_pending(), rows_left_));
+      schedule(*seq, prefill_rows(*seq));
     }
   }
 }
@@ -54,7 +75,7 @@ void Scheduler::admit() {
     Sequence& seq = *waiting_.front();
     const Sequence* leader = find_leader(seq);
     const bool follows = leader != nullptr;
-    if ((!follows && rows_left_ == 0) || !has_pages_for(seq, follows)) {
+    if ((!follows && (rows_left_ == 0 || spare_logits_ == 0)) || !has_pages_for(seq, follows)) {
       return;
     }
     const bool opened =
@@ -71,7 +92,8 @@ void Scheduler::admit() {
       seq.output.timing.queued_s = seq.seconds_since_submit();
     }
     if (!follows) {
-      schedule(seq, std::min(seq.num_pending(), rows_left_));
+      --spare_logits_;  // its own
+      schedule(seq, prefill_rows(seq));
     }
   }
 }

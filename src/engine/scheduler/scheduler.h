@@ -17,6 +17,7 @@
 // complete.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -33,12 +34,21 @@ struct ScheduledChunk {
   Sequence* seq = nullptr;
   std::int64_t begin = 0;
   std::int64_t count = 0;
+  std::int64_t num_scored = 0;  // of its rows, those whose logits score the prompt token after them
 
+  [[nodiscard]] std::int64_t end() const { return begin + count; }
+  /// Positions [first_scored(), first_scored() + num_scored) are scored.
+  [[nodiscard]] std::int64_t first_scored() const {
+    return std::min(end(), seq->prompt_size - 1) - num_scored;
+  }
   /// The chunk ends at the last known token, so its last row gives the logits of the next one.
-  [[nodiscard]] bool samples() const { return begin + count == seq->length(); }
+  [[nodiscard]] bool samples() const {
+    return end() == seq->length() && seq->request.max_new_tokens > 0;
+  }
 };
 
-/// A sequence that gets a new token in this step, and the logits row it is drawn from.
+/// A sequence that gets a new token in this step, and the row its logits are copied from: row i for
+/// target i, in order.
 struct SampleTarget {
   Sequence* seq = nullptr;
   std::int64_t logits_row = 0;
@@ -61,8 +71,8 @@ class Scheduler {
   /// The chunks of the next step; empty only without work. Valid until the next call.
   [[nodiscard]] std::span<const ScheduledChunk> plan();
   /// After the model ran the planned chunks: the caches have advanced; followers are forked.
-  /// Returns who gets a token: first the chunks that sample, in order, row i of the logits for the
-  /// i-th of them; then the followers, with the row of their leader.
+  /// Returns who gets a token: first the chunks that sample, in order, with the last row of logits
+  /// that the model wrote for each; then the followers, with the row their leader's went to.
   [[nodiscard]] std::span<const SampleTarget> commit();
   /// Takes a waiting or running sequence out; it holds nothing afterwards.
   void finish(Sequence& seq);
@@ -76,6 +86,7 @@ class Scheduler {
   void plan_prefills();
   void admit();
   void schedule(Sequence& seq, std::int64_t count);
+  [[nodiscard]] std::int64_t prefill_rows(const Sequence& seq) const;
   void preempt_newest();
   void fork_followers(Sequence& leader, std::int64_t logits_row);
   void hand_over_prompt(Sequence& leader);
@@ -90,7 +101,8 @@ class Scheduler {
   std::vector<ScheduledChunk> chunks_;
   std::vector<SampleTarget> targets_;
   std::int64_t rows_left_ = 0;
-  bool preempted_ = false;  // in the step being planned
+  std::int64_t spare_logits_ = 0;  // rows of logits beyond one for every running sequence
+  bool preempted_ = false;         // in the step being planned
   std::int64_t num_preemptions_ = 0;
   std::int64_t num_forks_ = 0;
 };
