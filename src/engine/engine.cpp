@@ -311,7 +311,12 @@ void Engine::finish(Sequence& seq, FinishReason reason) {
 
 /// A prompt that was only to be scored, or an error.
 void Engine::finish_without_token(Sequence& seq) {
-  finish(seq, seq.output.error.empty() ? FinishReason::kLength : FinishReason::kError);
+  const bool failed = !seq.output.error.empty();
+  if (!failed && seq.request.want_routed_experts) {
+    // The last token is fed for nothing but to have one way through the scheduler.
+    seq.output.routed_experts.resize(usize((seq.length() - 1) * routed_width_));
+  }
+  finish(seq, failed ? FinishReason::kError : FinishReason::kLength);
   events_.push_back({seq.id(), -1, 0, seq.output.finish_reason});
 }
 

@@ -205,7 +205,8 @@ TEST(TopTokens, TiesGoToTheLowerId) {
   EXPECT_EQ(top_of(*ctx, logits.mat(), 3), (std::vector<std::int32_t>{0, 1, 2}));
 }
 
-/// Draws `count` times from the rules' row in batches of `batch`, among rows of other rules.
+/// At least `count` draws under `changes` of a row, in batches in which every other row has a rule
+/// of its own.
 std::vector<double> frequencies(const ExecCtx& ctx, const Rows& logits, const Changes& changes,
                                 const SamplingParams& params, std::int64_t batch,
                                 std::int64_t count) {
@@ -213,28 +214,30 @@ std::vector<double> frequencies(const ExecCtx& ctx, const Rows& logits, const Ch
   std::vector<double> counts(usize(vocab), 0.0);
   std::vector<std::int32_t> ids(usize(batch));
   std::vector<SampleRow> rows(usize(batch));
-  for (std::int64_t first = 0; first < count; first += batch) {
+  std::int64_t drawn = 0;
+  for (std::uint64_t round = 0; drawn < count; ++round) {
     Rows all(batch, vocab);
-    for (std::int64_t t = 0; t < batch; ++t) {
-      std::copy_n(logits.row(0), vocab, all.row(t));
-      rows[usize(t)] = {params, mix_key({21, static_cast<std::uint64_t>(first + t)})};
-    }
-    // The row under test is another one in every batch; its neighbours have biases of their own.
-    const auto tested = static_cast<std::int32_t>((first / batch) % batch);
-    LogitChanges views = changes.views();
-    std::vector<LogitRow> moved(views.rows.begin(), views.rows.end());
-    moved[0].row = tested;
     Changes others(vocab);
+    LogitChanges views = changes.views();
+    std::vector<LogitRow> tested;
     for (std::int32_t t = 0; t < batch; ++t) {
-      if (t != tested && t % 2 == 0) {
+      std::copy_n(logits.row(0), vocab, all.row(t));
+      rows[usize(t)] = {params, mix_key({21, round, static_cast<std::uint64_t>(t)})};
+      if (batch == 1 || usize(t) % 2 == round % 2) {
+        tested.push_back(views.rows[0]);
+        tested.back().row = t;
+      } else {
         others.row(t).bias(t % static_cast<std::int32_t>(vocab), 50.0F);
       }
     }
-    views.rows = moved;
+    views.rows = tested;
     ops::adjust_logits(ctx, all.mat(), others.views());
     ops::adjust_logits(ctx, all.mat(), views);
     ops::sample(ctx, ids, all.mat(), rows);
-    counts[usize(ids[usize(tested)])] += 1.0;
+    for (const LogitRow& row : tested) {
+      counts[usize(ids[usize(row.row)])] += 1.0;
+      ++drawn;
+    }
   }
   return counts;
 }
@@ -273,9 +276,8 @@ TEST(AdjustLogits, DrawsUnderRulesFollowTheExactDistribution) {
     for (const SamplingParams& params : {SamplingParams{}, SamplingParams{0.7F, 0, 0.9F, 0.0F},
                                          SamplingParams{1.5F, 7, 1, 0.05F}}) {
       const std::vector<double> p = ref::sampling_distribution<double>(exact, params);
-      for (const std::int64_t batch : {1, 3, 16}) {
-        const std::vector<double> counts =
-            frequencies(*ctx, logits, *changes, params, batch, 4000 * batch);
+      for (const std::int64_t batch : {1, 3, 16, 64}) {
+        const std::vector<double> counts = frequencies(*ctx, logits, *changes, params, batch, 3000);
         EXPECT_LT(chi_square(counts, p), 45.0) << "T " << params.temperature << " batch " << batch;
         // Planted bug: the rules forgotten.
         EXPECT_GT(
