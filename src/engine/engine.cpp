@@ -102,7 +102,9 @@ std::span<const SampleTarget> Engine::mixed_step(std::span<const ScheduledChunk>
     }
   }
   sampler_.prepare(targets, isize(targets));
-  if (!targets.empty()) {
+  if (sampler_.has_rules()) {
+    sampler_.run_with_rules(ctx_, rows);
+  } else if (!targets.empty()) {
     sampler_.run(ctx_, rows);
   }
   return targets;
@@ -112,9 +114,7 @@ bool Engine::can_be_recorded(std::span<const ScheduledChunk> chunks) const {
   // A device with memory of its own records.
   return !ctx_.device->host_visible() &&
          std::ranges::all_of(chunks, [](const ScheduledChunk& chunk) {
-           const Sequence& seq = *chunk.seq;
-           return seq.in_decode() && chunk.samples() && !seq.changes_logits() &&
-                  seq.request.num_top_logprobs == 0;
+           return chunk.seq->in_decode() && chunk.samples();
          });
 }
 
@@ -139,6 +139,10 @@ std::span<const SampleTarget> Engine::decode_step(std::span<const ScheduledChunk
       entry->second = ctx_.device->record(ops);
     }
     entry->second->launch();
+  }
+  if (sampler_.has_rules()) {
+    // The recording stays what it is for steps without rules; its draws are made again here.
+    sampler_.run_with_rules(ctx_, logits(isize(decode_targets_)));
   }
   keep_routed_experts(chunks, keep_routed);
   return scheduler_.commit();

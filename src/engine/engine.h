@@ -96,9 +96,8 @@ class Engine {
   [[nodiscard]] F32Mat logits(std::int64_t rows);
   std::span<const SampleTarget> mixed_step(std::span<const ScheduledChunk> chunks);
   std::span<const SampleTarget> decode_step(std::span<const ScheduledChunk> chunks);
-  /// Whether a step may be padded and launched as it was recorded: decodes that want one token
-  /// each, drawn from the model's logits as they are. Rules, constraints and alternatives depend on
-  /// the request in more than a buffer's contents and run as they come.
+  /// Whether the model's part of a step may be padded and launched as it was recorded: decodes
+  /// that want a token each. Rules and alternatives come after it, as they are.
   [[nodiscard]] bool can_be_recorded(std::span<const ScheduledChunk> chunks) const;
   void run_model(const ModelBatch& batch, bool keep_routed);
   void score_prompts(std::span<const ScheduledChunk> chunks);

@@ -76,27 +76,28 @@ void Sampler::prepare(std::span<const SampleTarget> targets, std::int64_t num_ro
 }
 
 void Sampler::run(const ExecCtx& ctx, ConstF32Mat logits) {
+  draw(ctx, logits, logits);
+}
+
+void Sampler::run_with_rules(const ExecCtx& ctx, ConstF32Mat logits) {
+  TDM_CHECK(logits.contiguous() && logits.size(0) == num_targets_, logits.size(0), num_targets_);
+  const ArenaScope scope(*ctx.workspace);
+  const F32Mat copy(ctx.workspace->take<float>(logits.numel()).data(), logits.shape());
+  device_.copy(copy.data(), logits.data(), usize(logits.numel()) * sizeof(float));
+  changer_.apply(ctx, copy, changed_);
+  draw(ctx, copy, logits);
+}
+
+void Sampler::draw(const ExecCtx& ctx, ConstF32Mat logits, ConstF32Mat own) {
   const bool shared = device_.host_visible();
   const Inputs in = inputs(shared ? host_inputs_.data() : device_inputs_.data());
   const Results out = results(shared ? host_results_.data() : device_results_.data());
   const std::int64_t n = logits.size(0);
-  {
-    const ArenaScope scope(*ctx.workspace);
-    ops::sample(ctx, out.ids.first(usize(n)), changed_.empty() ? logits : under_rules(ctx, logits),
-                in.rows.first(usize(n)));
-  }
+  ops::sample(ctx, out.ids.first(usize(n)), logits, in.rows.first(usize(n)));
   // Always computed, also when nobody asks for it: the trainer's routine on the very logits the
-  // token was drawn from, and the test that the row holds no NaN.
-  ops::log_prob(ctx, {out.logprobs.data(), {n}}, {}, logits, {out.ids.data(), {n}},
+  // model gave, and the test that the row holds no NaN.
+  ops::log_prob(ctx, {out.logprobs.data(), {n}}, {}, own, {out.ids.data(), {n}},
                 {in.temperatures.data(), {n}});
-}
-
-ConstF32Mat Sampler::under_rules(const ExecCtx& ctx, ConstF32Mat logits) {
-  TDM_CHECK(logits.contiguous() && logits.size(0) == num_targets_, logits.size(0), num_targets_);
-  const F32Mat copy(ctx.workspace->take<float>(logits.numel()).data(), logits.shape());
-  device_.copy(copy.data(), logits.data(), usize(logits.numel()) * sizeof(float));
-  changer_.apply(ctx, copy, changed_);
-  return copy;
 }
 
 std::span<const SampledToken> Sampler::collect() {

@@ -36,9 +36,14 @@ class Sampler {
   /// Row i is drawn for targets[i].seq: a token depends on its own logits, parameters and key only.
   /// Rows from there to `num_rows` are padding.
   void prepare(std::span<const SampleTarget> targets, std::int64_t num_rows);
-  /// Draws from logits [num_rows, V], which stay as they are. Only where a target has rules is
-  /// anything more uploaded or launched, and then it cannot be recorded.
+  /// Draws from logits [num_rows, V] as they are.
   void run(const ExecCtx& ctx, ConstF32Mat logits);
+  /// Whether the logits of a target are to be changed first: then run_with_rules() is to be called,
+  /// instead of run() or after it.
+  [[nodiscard]] bool has_rules() const { return !changed_.empty(); }
+  /// Draws from a copy of logits [num_targets, V] under the targets' rules. The device cannot
+  /// repeat this as a recording: what goes there differs in size from step to step.
+  void run_with_rules(const ExecCtx& ctx, ConstF32Mat logits);
   /// The tokens of the targets; valid until the next call.
   [[nodiscard]] std::span<const SampledToken> collect();
 
@@ -54,8 +59,8 @@ class Sampler {
   };
   [[nodiscard]] Inputs inputs(std::byte* base) const;
   [[nodiscard]] Results results(std::byte* base) const;
-  /// A copy of the logits in the workspace, changed as the targets' rules say.
-  [[nodiscard]] ConstF32Mat under_rules(const ExecCtx& ctx, ConstF32Mat logits);
+  /// Draws from `logits`; reports what the draws have in the model's own.
+  void draw(const ExecCtx& ctx, ConstF32Mat logits, ConstF32Mat own);
 
   Device& device_;
   std::int64_t max_rows_;

@@ -105,31 +105,48 @@ TEST(Rules, OnADeviceToo) {
             engine->memory_plan().total_bytes() - engine->memory_plan().weight_bytes);
 }
 
-TEST(Rules, StepsWithoutAnyStayRecorded) {
+/// What a device was asked for by one decode of `request` beside a plain one.
+DeviceCounters counters_of_a_decode(const Request& request) {
   FakeDevice device;
   Rig rig;
   rig.ctx.device = &device;
   const auto engine = rig.engine(small_options());
-  Request plain = make_request(5, 40, 1);
+  Request plain = make_request(5, 20, 1);
   plain.want_routed_experts = false;
-  Request with_rules = make_request(5, 12, 2);
-  with_rules.rules.presence_penalty = 0.5F;
-  ASSERT_TRUE(engine->submit(plain).ok());
-  ASSERT_TRUE(engine->submit(with_rules).ok());
-  while (engine->stats().num_running != 1) {
-    engine->step();
-  }
-  EXPECT_LE(device.counters().recorded_launches, 0);
-  for (int i = 0; i < 3; ++i) {  // as they come, recorded, repeated
+  EXPECT_TRUE(engine->submit(plain).ok());
+  EXPECT_TRUE(engine->submit(request).ok());
+  for (int i = 0; i < 5; ++i) {  // prompts, then steps that are run and recorded
     engine->step();
   }
   const DeviceCounters before = device.counters();
   engine->step();
   const DeviceCounters after = device.counters();
-  EXPECT_EQ(after.recorded_launches - before.recorded_launches, 1);
-  EXPECT_EQ(after.launches, before.launches);
-  EXPECT_EQ(after.uploads - before.uploads, 2);
-  EXPECT_EQ(after.downloads - before.downloads, 1);
+  return {.uploads = after.uploads - before.uploads,
+          .downloads = after.downloads - before.downloads,
+          .launches = after.launches - before.launches,
+          .recorded_launches = after.recorded_launches - before.recorded_launches};
+}
+
+TEST(Rules, OnlyStepsWithRulesPayForThem) {
+  Request request = make_request(5, 20, 2);
+  request.want_routed_experts = false;
+  const DeviceCounters plain = counters_of_a_decode(request);
+  EXPECT_EQ(plain.recorded_launches, 1);
+  EXPECT_EQ(plain.launches, 0);
+  EXPECT_EQ(plain.uploads, 2);
+  EXPECT_EQ(plain.downloads, 1);
+  Request with_rules = request;
+  with_rules.rules.presence_penalty = 0.5F;
+  const DeviceCounters rules = counters_of_a_decode(with_rules);
+  EXPECT_EQ(rules.recorded_launches, 1);  // the model's part is launched as it was recorded
+  EXPECT_EQ(rules.launches, 1);           // the copy (the fake does not see ops)
+  EXPECT_EQ(rules.uploads, 3);
+  EXPECT_EQ(rules.downloads, 1);
+  Request with_top = request;
+  with_top.num_top_logprobs = 2;
+  const DeviceCounters top = counters_of_a_decode(with_top);
+  EXPECT_EQ(top.recorded_launches, 1);
+  EXPECT_EQ(top.downloads, 2);
 }
 
 TEST(Rules, GroupsForkEachWithItsOwnCountsAndConstraint) {
