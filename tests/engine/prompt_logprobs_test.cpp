@@ -2,8 +2,7 @@
 // chunks, within the rows of logits there are, and equal to what sampling reports.
 #include <gmock/gmock.h>
 
-#include "engine_rig.h"
-#include "support/fake_device.h"
+#include "rule_requests.h"
 
 namespace tandem::test {
 namespace {
@@ -14,31 +13,6 @@ RequestOutput run_one(Engine& engine, const Request& request) {
   const RequestId id = engine.submit(request).value_or_throw();
   engine.run_until_idle();
   return engine.take_output(id).value_or_throw();
-}
-
-Request score_only(const Request& request) {
-  Request scoring = request;
-  scoring.max_new_tokens = 0;
-  return scoring;
-}
-
-/// Every kind of prompt score beside plain requests.
-std::vector<Request> scored_requests(std::int64_t count) {
-  std::vector<Request> requests = mixed_requests(count);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    Request& request = requests[i];
-    if (i % 4 == 3) {
-      continue;
-    }
-    Rng rng(mix_key({i, 0x5C02E}));
-    request.prompt_logprobs_from = static_cast<std::int64_t>(rng.below(request.prompt.size() + 1));
-    request.num_top_logprobs = i % 2 == 0 ? 0 : static_cast<std::int64_t>(rng.below(6));
-    request.logprob_mode = i % 5 == 0 ? LogprobMode::kRaw : LogprobMode::kScaled;
-    if (i % 3 == 0) {
-      request = score_only(request);
-    }
-  }
-  return requests;
 }
 
 TEST(PromptLogprobs, EveryStartAndLength) {
@@ -75,16 +49,6 @@ TEST(PromptLogprobs, AnyChunksAndSeats) {
       expect_all_as_alone(rig, *engine, scored_requests(16));
     }
   }
-}
-
-TEST(PromptLogprobs, OnADeviceToo) {
-  FakeDevice device;
-  Rig rig;
-  rig.ctx.device = &device;
-  const auto engine = rig.engine(small_options());
-  const std::int64_t allocations = device.counters().allocations;
-  expect_all_as_alone(rig, *engine, scored_requests(24));
-  EXPECT_EQ(device.counters().allocations, allocations);
 }
 
 TEST(PromptLogprobs, PreemptedAtEveryStep) {

@@ -2,69 +2,13 @@
 // plain tokens, among requests without any, in groups, under preemption and on a device.
 #include <gmock/gmock.h>
 
-#include "engine_rig.h"
-#include "support/fake_device.h"
+#include "rule_requests.h"
 
 namespace tandem::test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::shared_ptr<FakeConstraint> constrained(std::uint64_t seed,
-                                            FakeConstraint::Options options = {}) {
-  return std::make_shared<FakeConstraint>(seed, options);
-}
-
-/// `count` requests in which every rule and report occurs alone, with others and not at all.
-std::vector<Request> requests_with_rules(std::int64_t count) {
-  std::vector<Request> requests = mixed_requests(count);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    Request& request = requests[i];
-    Rng rng(mix_key({i, 0x7D1E5}));
-    LogitRules& rules = request.rules;
-    if (i % 3 == 0) {
-      continue;
-    }
-    rules.repetition_penalty = rng.below(2) == 0 ? 1.0F : 1.5F;
-    rules.frequency_penalty = rng.below(2) == 0 ? 0.0F : 0.75F;
-    rules.presence_penalty = rng.below(2) == 0 ? 0.0F : -0.5F;
-    if (rng.below(2) == 0) {
-      rules.logit_bias = {{5, 3.5F}, {static_cast<std::int32_t>(rng.below(5)), -100.0F}, {36, 2}};
-    }
-    if (rng.below(2) == 0) {
-      request.stop_ids = {3, 11, 5};
-      rules.min_new_tokens = request.max_new_tokens / 2;
-    }
-    if (rng.below(2) == 0) {
-      request.constraint = constrained(i, {.active_from = static_cast<std::int64_t>(rng.below(4))});
-    }
-    request.num_top_logprobs = rng.below(2) == 0 ? 0 : static_cast<std::int64_t>(rng.below(21));
-    request.logprob_mode = rng.below(2) == 0 ? LogprobMode::kScaled : LogprobMode::kRaw;
-  }
-  return requests;
-}
-
-void expect_all_with_rules(Rig& rig, Engine& engine, const std::vector<Request>& requests,
-                           std::int64_t preempt_every = 0) {
-  std::vector<RequestId> ids;
-  for (const Request& request : requests) {
-    ids.push_back(engine.submit(own_copy(request)).value_or_throw());
-  }
-  for (std::int64_t step = 1; engine.has_work(); ++step) {
-    engine.step();
-    engine.check_integrity();
-    if (preempt_every > 0 && step % preempt_every == 0) {
-      engine.preempt_all();
-    }
-  }
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const RequestOutput output = engine.take_output(ids[i]).value_or_throw();
-    EXPECT_TRUE(same_output(output, expected_output(rig, requests[i], engine.options().eos_ids)))
-        << "request " << i;
-  }
-  expect_idle_and_empty(engine);
-}
 
 RequestOutput run_one(Engine& engine, const Request& request) {
   const RequestId id = engine.submit(own_copy(request)).value_or_throw();
@@ -90,63 +34,6 @@ TEST(Rules, PreemptionChangesNothing) {
   const auto engine = rig.engine(options);
   expect_all_with_rules(rig, *engine, requests_with_rules(18), 3);
   EXPECT_GT(engine->stats().num_preemptions, 5);
-}
-
-TEST(Rules, OnADeviceToo) {
-  FakeDevice device;
-  Rig rig;
-  rig.ctx.device = &device;
-  const auto engine = rig.engine(small_options());
-  const std::int64_t allocations = device.counters().allocations;
-  expect_all_with_rules(rig, *engine, requests_with_rules(24));
-  expect_all_with_rules(rig, *engine, requests_with_rules(24), 3);
-  EXPECT_EQ(device.counters().allocations, allocations);
-  EXPECT_EQ(device.memory()->allocated,
-            engine->memory_plan().total_bytes() - engine->memory_plan().weight_bytes);
-}
-
-/// What a device was asked for by one decode of `request` beside a plain one.
-DeviceCounters counters_of_a_decode(const Request& request) {
-  FakeDevice device;
-  Rig rig;
-  rig.ctx.device = &device;
-  const auto engine = rig.engine(small_options());
-  Request plain = make_request(5, 20, 1);
-  plain.want_routed_experts = false;
-  EXPECT_TRUE(engine->submit(plain).ok());
-  EXPECT_TRUE(engine->submit(request).ok());
-  for (int i = 0; i < 5; ++i) {  // prompts, then steps that are run and recorded
-    engine->step();
-  }
-  const DeviceCounters before = device.counters();
-  engine->step();
-  const DeviceCounters after = device.counters();
-  return {.uploads = after.uploads - before.uploads,
-          .downloads = after.downloads - before.downloads,
-          .launches = after.launches - before.launches,
-          .recorded_launches = after.recorded_launches - before.recorded_launches};
-}
-
-TEST(Rules, OnlyStepsWithRulesPayForThem) {
-  Request request = make_request(5, 20, 2);
-  request.want_routed_experts = false;
-  const DeviceCounters plain = counters_of_a_decode(request);
-  EXPECT_EQ(plain.recorded_launches, 1);
-  EXPECT_EQ(plain.launches, 0);
-  EXPECT_EQ(plain.uploads, 2);
-  EXPECT_EQ(plain.downloads, 1);
-  Request with_rules = request;
-  with_rules.rules.presence_penalty = 0.5F;
-  const DeviceCounters rules = counters_of_a_decode(with_rules);
-  EXPECT_EQ(rules.recorded_launches, 1);  // the model's part is launched as it was recorded
-  EXPECT_EQ(rules.launches, 1);           // the copy (the fake does not see ops)
-  EXPECT_EQ(rules.uploads, 3);
-  EXPECT_EQ(rules.downloads, 1);
-  Request with_top = request;
-  with_top.num_top_logprobs = 2;
-  const DeviceCounters top = counters_of_a_decode(with_top);
-  EXPECT_EQ(top.recorded_launches, 1);
-  EXPECT_EQ(top.downloads, 2);
 }
 
 TEST(Rules, GroupsForkEachWithItsOwnCountsAndConstraint) {
@@ -242,32 +129,8 @@ TEST(Constraint, EndsTheResponseWhenItIsComplete) {
 }
 
 TEST(Constraint, ADeadEndFailsItsRequestOnly) {
-  FakeDevice device;
-  for (const bool on_device : {false, true}) {
-    Rig rig;
-    rig.ctx.device = on_device ? &device : rig.ctx.device;
-    const auto engine = rig.engine(small_options());
-    Request dead = make_request(5, 12, 1);
-    dead.constraint = constrained(1, {.dead_at = 3});
-    Request refused = make_request(5, 12, 1);
-    refused.constraint = constrained(1, {.refuses_at = 2});
-    Request other = make_request(6, 12, 2);
-    other.constraint = constrained(2);
-    const RequestId dead_id = engine->submit(own_copy(dead)).value_or_throw();
-    const RequestId refused_id = engine->submit(own_copy(refused)).value_or_throw();
-    const RequestId other_id = engine->submit(own_copy(other)).value_or_throw();
-    engine->run_until_idle();
-    RequestOutput output = engine->take_output(dead_id).value_or_throw();
-    EXPECT_EQ(output.finish_reason, FinishReason::kError);
-    EXPECT_EQ(output.error, "the grammar allows no token at position 8");
-    EXPECT_EQ(output.tokens.size(), 3U);
-    output = engine->take_output(refused_id).value_or_throw();
-    EXPECT_EQ(output.finish_reason, FinishReason::kError);
-    EXPECT_THAT(output.error, HasSubstr("the grammar refuses token"));
-    EXPECT_TRUE(
-        same_output(engine->take_output(other_id).value_or_throw(), expected_output(rig, other)));
-    expect_idle_and_empty(*engine);
-  }
+  Rig rig;
+  expect_dead_ends(rig);
 }
 
 TEST(Constraint, NonFiniteLogitsUnderAMaskAreStillAnError) {
