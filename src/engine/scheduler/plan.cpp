@@ -8,7 +8,7 @@ namespace tandem {
 std::span<const ScheduledChunk> Scheduler::plan() {
   chunks_.clear();
   rows_left_ = max_batch_tokens_;
-  spare_logits_ = num_seats_ - num_running();
+  logits_used_ = 0;
   preempted_ = false;
   plan_decodes();
   plan_prefills();
@@ -25,9 +25,12 @@ void Scheduler::schedule(Sequence& seq, std::int64_t count) {
   const std::int64_t last = std::min(seq.cache.length + count, seq.prompt_size - 1);
   chunks_.push_back({&seq, seq.cache.length, count, std::max<std::int64_t>(last - first, 0)});
   rows_left_ -= count;
-  const std::int64_t num_logits = chunks_.back().num_scored + (chunks_.back().samples() ? 1 : 0);
-  spare_logits_ -= std::max<std::int64_t>(num_logits - 1, 0);
-  TDM_CHECK(spare_logits_ >= 0, num_logits);
+  logits_used_ += chunks_.back().num_scored + (chunks_.back().samples() ? 1 : 0);
+  TDM_CHECK(logits_used_ <= num_seats_, logits_used_, num_seats_);
+}
+
+std::int64_t Scheduler::spare_logits() const {
+  return num_seats_ - logits_used_ - (num_running() - isize(chunks_));
 }
 
 /// All that is left of the sequence and the step, unless more of its rows are scored than there are
@@ -41,7 +44,7 @@ std::int64_t Scheduler::prefill_rows(const Sequence& seq) const {
   }
   const std::int64_t without_logits = next - 1 - seq.cache.length;
   TDM_CHECK(without_logits >= 0, next, seq.cache.length);
-  const std::int64_t spare = spare_logits_ - (waiting_.empty() ? 0 : 1);
+  const std::int64_t spare = spare_logits() - (waiting_.empty() ? 0 : 1);
   return std::min(rows, without_logits + 1 + std::max<std::int64_t>(spare, 0));
 }
 
@@ -75,7 +78,7 @@ void Scheduler::admit() {
     Sequence& seq = *waiting_.front();
     const Sequence* leader = find_leader(seq);
     const bool follows = leader != nullptr;
-    if ((!follows && (rows_left_ == 0 || spare_logits_ == 0)) || !has_pages_for(seq, follows)) {
+    if ((!follows && (rows_left_ == 0 || spare_logits() == 0)) || !has_pages_for(seq, follows)) {
       return;
     }
     const bool opened =
@@ -92,7 +95,6 @@ void Scheduler::admit() {
       seq.output.timing.queued_s = seq.seconds_since_submit();
     }
     if (!follows) {
-      --spare_logits_;  // its own
       schedule(seq, prefill_rows(seq));
     }
   }

@@ -87,6 +87,8 @@ class Scheduler {
   void admit();
   void schedule(Sequence& seq, std::int64_t count);
   [[nodiscard]] std::int64_t prefill_rows(const Sequence& seq) const;
+  /// Rows of logits, of one a seat, beyond those used and one for each that is not yet scheduled.
+  [[nodiscard]] std::int64_t spare_logits() const;
   void preempt_newest();
   void fork_followers(Sequence& leader, std::int64_t logits_row);
   void hand_over_prompt(Sequence& leader);
@@ -101,8 +103,8 @@ class Scheduler {
   std::vector<ScheduledChunk> chunks_;
   std::vector<SampleTarget> targets_;
   std::int64_t rows_left_ = 0;
-  std::int64_t spare_logits_ = 0;  // rows of logits beyond one for every running sequence
-  bool preempted_ = false;         // in the step being planned
+  std::int64_t logits_used_ = 0;  // rows of logits of chunks_
+  bool preempted_ = false;        // in the step being planned
   std::int64_t num_preemptions_ = 0;
   std::int64_t num_forks_ = 0;
 };
