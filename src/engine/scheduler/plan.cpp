@@ -30,7 +30,9 @@ void Scheduler::schedule(Sequence& seq, std::int64_t count) {
 }
 
 std::int64_t Scheduler::spare_logits() const {
-  return num_seats_ - logits_used_ - (num_running() - isize(chunks_));
+  const auto computes = [](const Sequence* seq) { return seq->leader == nullptr; };
+  const std::int64_t num_computing = std::ranges::count_if(running_, computes);
+  return num_seats_ - logits_used_ - (num_computing - isize(chunks_));
 }
 
 /// All that is left of the sequence and the step, unless more of its rows are scored than there are
@@ -78,7 +80,7 @@ void Scheduler::admit() {
     Sequence& seq = *waiting_.front();
     const Sequence* leader = find_leader(seq);
     const bool follows = leader != nullptr;
-    if ((!follows && (rows_left_ == 0 || spare_logits() == 0)) || !has_pages_for(seq, follows)) {
+    if ((!follows && (rows_left_ == 0 || spare_logits() <= 0)) || !has_pages_for(seq, follows)) {
       return;
     }
     const bool opened =

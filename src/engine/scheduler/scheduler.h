@@ -87,7 +87,8 @@ class Scheduler {
   void admit();
   void schedule(Sequence& seq, std::int64_t count);
   [[nodiscard]] std::int64_t prefill_rows(const Sequence& seq) const;
-  /// Rows of logits, of one a seat, beyond those used and one for each that is not yet scheduled.
+  /// Rows of logits, of one a seat, beyond those used and one for each sequence that is still to be
+  /// scheduled; followers take none.
   [[nodiscard]] std::int64_t spare_logits() const;
   void preempt_newest();
   void fork_followers(Sequence& leader, std::int64_t logits_row);
