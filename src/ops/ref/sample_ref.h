@@ -107,8 +107,9 @@ template <typename Real>
   };
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::int32_t a, std::int32_t b) { return value(a) > value(b); });
+  std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return value(a) > value(b) || (value(a) == value(b) && a < b);
+  });
   return order;
 }
 
