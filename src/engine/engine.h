@@ -24,6 +24,7 @@
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/scheduler/scheduler.h"
+#include "engine/scorer.h"
 #include "models/model.h"
 #include "tensor/storage.h"
 
@@ -114,21 +115,28 @@ class Engine {
  private:
   [[nodiscard]] Status validate(const Request& request) const;
   RequestId enqueue(Request request, std::uint64_t group);
+  void prepare_rules(Sequence& seq) const;
   [[nodiscard]] F32Mat logits(std::int64_t rows);
-  /// A device with memory of its own runs steps of decodes alone as recordings.
-  [[nodiscard]] bool records_decodes() const { return !ctx_.device->host_visible(); }
   void compute();
   std::span<const SampleTarget> mixed_step(std::span<const ScheduledChunk> chunks);
   std::span<const SampleTarget> decode_step(std::span<const ScheduledChunk> chunks);
+  /// Whether the model's part of a step may be padded and launched as it was recorded: decodes
+  /// that want a token each. Rules and alternatives come after it, as they are.
+  [[nodiscard]] bool can_be_recorded(std::span<const ScheduledChunk> chunks) const;
   void run_model(const ModelBatch& batch, bool keep_routed);
+  void score_prompts(std::span<const ScheduledChunk> chunks);
+  void keep_scores(const ScheduledChunk& chunk, std::int64_t first_row);
+  [[nodiscard]] bool score_alternatives(std::span<const SampleTarget> targets);
   [[nodiscard]] bool wants_routed(std::span<const ScheduledChunk> chunks) const;
   void keep_routed_experts(std::span<const ScheduledChunk> chunks, bool keep_routed);
-  void accept(Sequence& seq, const SampledToken& sampled);
+  void accept(Sequence& seq, const SampledToken& sampled, std::span<const TokenLogprob> top);
+  void append(Sequence& seq, const SampledToken& sampled, std::span<const TokenLogprob> top);
   void finish(Sequence& seq, FinishReason reason);
   void abort(Sequence& seq, AbortCause cause, std::string error);
   [[nodiscard]] Status make_room_in_queue(std::int64_t count, std::int32_t priority);
   void end_late_requests();
-  [[nodiscard]] std::optional<FinishReason> reason_to_finish(const Sequence& seq) const;
+  void finish_without_token(Sequence& seq);
+  [[nodiscard]] bool stops_at(const Sequence& seq, std::int32_t token) const;
 
   const Model& model_;
   ExecCtx ctx_;
@@ -139,6 +147,8 @@ class Engine {
   Scheduler scheduler_;
   BatchBuilder batch_;
   Sampler sampler_;
+  Scorer scorer_;
+  std::vector<ScoreRow> score_rows_;
   std::vector<SampleTarget> decode_targets_;
   Storage logits_;                            // [batch_.max_seqs(), V] fp32
   Storage routed_;                            // [batch_.max_rows(), moe_layers * top_k] int32
@@ -148,6 +158,8 @@ class Engine {
   // as it came so that every buffer has its size before the recording.
   std::map<std::pair<BatchBucket, bool>, std::unique_ptr<Recording>> recordings_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;  // by id, until taken
+  std::vector<Sequence*> tokenless_;  // of this step: those that end without a token
+  std::vector<TokenLogprob> event_alternatives_;
   std::vector<StepEvent> events_;
   std::vector<StepEvent> early_events_;  // of what ended between steps; told by the next
   std::int64_t num_deadlines_ = 0;       // unfinished requests that have one

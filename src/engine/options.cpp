@@ -4,7 +4,8 @@
 #include <limits>
 
 #include "core/checked_cast.h"
-#include "ops/sample.h"
+#include "engine/sampler.h"
+#include "engine/scorer.h"
 
 namespace tandem {
 
@@ -176,11 +177,10 @@ std::int64_t BatchLimits::num_ints() const {
 }
 
 std::int64_t batch_bytes(const Model& model, const BatchLimits& limits) {
-  // Logits, batch arrays, routed experts, and what the sampler is told and tells.
-  constexpr auto kSamplerBytes = static_cast<std::int64_t>(sizeof(SampleRow)) + 12;
+  // Logits, batch arrays, routed experts, and what sampler and scorer are told and tell.
   return 4 * (limits.seqs * model.vocab_size() + limits.num_ints() +
               limits.rows * model.moe_layers() * model.experts_per_token()) +
-         limits.seqs * kSamplerBytes;
+         Sampler::bytes(limits.seqs, model.vocab_size()) + Scorer::bytes(limits.seqs);
 }
 
 std::string MemoryPlan::to_string() const {

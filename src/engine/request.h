@@ -16,11 +16,6 @@
 
 namespace tandem {
 
-struct LogitBias {
-  std::int32_t token = 0;
-  float bias = 0;  // added to the logit
-};
-
 /// Changes of the logits before temperature and filters, in this order. Source: spec
 /// serving.md 3.2.
 struct LogitRules {
@@ -31,11 +26,19 @@ struct LogitRules {
   std::int64_t min_new_tokens = 0;  // until then no stop id may be drawn
 };
 
+[[nodiscard]] constexpr bool has_penalties(const LogitRules& rules) {
+  return rules.repetition_penalty != 1 || rules.frequency_penalty != 0 ||
+         rules.presence_penalty != 0;
+}
+
 /// Which log-probability is reported. Source: spec serving.md 3.3.
 enum class LogprobMode {
   kScaled,  // log softmax(z / temperature) of the model's own logits; temperature 1 when greedy
   kRaw,     // log softmax(z)
 };
+
+/// Of Request::num_top_logprobs.
+inline constexpr std::int64_t kMaxTopLogprobs = 20;
 
 /// An alternative at one position.
 struct TokenLogprob {
@@ -46,7 +49,7 @@ struct TokenLogprob {
 struct Request {
   std::vector<std::int32_t> prompt = {};  // token ids in [0, vocab)
   SamplingParams sampling = {};           // temperature below 1e-6 is greedy
-  std::int64_t max_new_tokens = 128;
+  std::int64_t max_new_tokens = 128;      // 0: only the prompt is scored
 
   // The draw at position p of the sequence (prompt included) uses mix_key({seed, sequence_id, p}).
   // The caller gives both numbers, so a result never depends on the order of arrival; and a
@@ -63,9 +66,10 @@ struct Request {
 
   bool want_logprobs = false;
   LogprobMode logprob_mode = LogprobMode::kScaled;
-  std::int64_t num_top_logprobs = 0;  // alternatives a position, at most 20
-  // Log-probabilities of the prompt's tokens from this position on; -1: none. Limits what the
-  // prefix cache may serve.
+  std::int64_t num_top_logprobs = 0;  // alternatives a position, at most kMaxTopLogprobs
+  // Log-probabilities of the prompt's tokens from this position on, each under the weights of the
+  // step that computed it; -1: none. Limits what the prefix cache may serve. Such a prompt takes
+  // as many rows of logits a step as the engine has seats to spare.
   std::int64_t prompt_logprobs_from = -1;
 
   std::int32_t priority = 0;    // higher runs first; equal ones in order of arrival
@@ -105,11 +109,13 @@ struct RequestTiming {
 struct RequestOutput {
   RequestId id{};
   std::vector<std::int32_t> tokens;  // the response, including the token that stopped it
-  // Natural log of softmax(logits / temperature) over the full vocabulary, before top-k, top-p and
-  // min-p; for a greedy request the temperature is 1. [tokens], empty unless want_logprobs.
+  // Natural log of softmax(logits / temperature) over the full vocabulary, of the model's own
+  // logits: before rules, constraint, top-k, top-p and min-p. The temperature is 1 for a greedy
+  // request and for LogprobMode::kRaw. [tokens], empty unless want_logprobs.
   std::vector<float> logprobs;
   std::vector<std::vector<TokenLogprob>> top_logprobs;  // [tokens]; most likely first
-  // From Request::prompt_logprobs_from on; position 0 has none (NaN).
+  // From Request::prompt_logprobs_from on; position 0 has none (NaN, no alternatives). What
+  // sampling the token there would have reported, bit for bit.
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   FinishReason finish_reason = FinishReason::kStop;

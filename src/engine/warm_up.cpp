@@ -75,12 +75,14 @@ std::int64_t measure_workspace(const Model& model, const ExecCtx& ctx, const Cac
   own.profiler = nullptr;
   const CacheManager cache(spec, 1, page_size, 1, device);
   Padding padding(limits, device);
-  Sampler sampler(limits.seqs, device);
+  Sampler sampler(limits.seqs, model.vocab_size(), device);
   Storage logits(limits.seqs * model.vocab_size() * 4, device);
   const auto run = [&](std::int64_t rows, std::int64_t seqs) {
     const ModelBatch batch = padding.batch(rows, seqs);
     const F32Mat out(logits.as<float>().data(), {seqs, model.vocab_size()});
     model.forward(own, out, batch, cache.buffers(), nullptr);
+    const ArenaScope scope(workspace);
+    static_cast<void>(workspace.take<float>(out.numel()));  // of logits under rules
     sampler.prepare({}, seqs);
     sampler.run(own, out);
   };

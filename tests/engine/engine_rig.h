@@ -12,7 +12,7 @@
 
 #include "core/rng.h"
 #include "engine/engine.h"
-#include "ops/loss.h"
+#include "rules_rig.h"
 #include "support/backend_under_test.h"
 #include "support/fake_model.h"
 
@@ -115,11 +115,17 @@ inline RequestOutput run_one(Engine& engine, const Request& request) {
   };
   RequestOutput output;
   std::vector<std::int32_t> tokens = request.prompt;
-  const float temperature = request.sampling.temperature;
+  expect_prompt_scores(rig.ctx, rig.model, request, output);
+  std::unique_ptr<TokenConstraint> constraint;
+  if (request.constraint != nullptr) {
+    constraint = request.constraint->clone();
+  }
+  const auto* const fake = static_cast<const FakeConstraint*>(constraint.get());
   output.finish_reason = FinishReason::kLength;
   for (std::int64_t i = 0; i < request.max_new_tokens; ++i) {
-    std::vector<float> logits = rig.model.expected_logits(tokens);
-    const F32Mat row(logits.data(), {1, FakeModel::kVocab});
+    const std::vector<float> logits = rig.model.expected_logits(tokens);
+    std::vector<float> changed = logits_under_rules(request, tokens, eos_ids, fake, logits);
+    const F32Mat row(changed.data(), {1, FakeModel::kVocab});
     const std::array<SampleRow, 1> sample_row{
         SampleRow{request.sampling, mix_key({request.seed, request.sequence_id, tokens.size()})}};
     std::array<std::int32_t, 1> id{};
@@ -128,15 +134,25 @@ inline RequestOutput run_one(Engine& engine, const Request& request) {
       output.finish_reason = FinishReason::kError;
       break;
     }
-    float logprob = 0;
-    const float divisor = temperature == 0.0F ? 1.0F : temperature;
-    ops::log_prob(rig.ctx, {&logprob, {1}}, {}, row, {id.data(), {1}}, {&divisor, {1}});
     tokens.push_back(id[0]);
     output.tokens.push_back(id[0]);
-    output.logprobs.push_back(logprob);
+    if (request.want_logprobs) {
+      output.logprobs.push_back(
+          expected_logprob(rig.ctx, logits, id[0], expected_temperature(request)));
+    }
+    if (request.num_top_logprobs > 0) {
+      output.top_logprobs.push_back(expected_top(rig.ctx, logits, request));
+    }
     if (contains(request.stop_ids, id[0]) || (!request.ignore_eos && contains(eos_ids, id[0]))) {
       output.finish_reason = FinishReason::kStop;
       break;
+    }
+    if (constraint != nullptr) {
+      EXPECT_TRUE(constraint->accept(id[0]));
+      if (constraint->is_complete()) {
+        output.finish_reason = FinishReason::kStop;
+        break;
+      }
     }
   }
   if (request.want_routed_experts) {
@@ -158,6 +174,17 @@ inline RequestOutput run_one(Engine& engine, const Request& request) {
     return ::testing::AssertionFailure()
            << "logprobs " << ::testing::PrintToString(actual.logprobs) << " expected "
            << ::testing::PrintToString(expected.logprobs);
+  }
+  if (!same_top(actual.top_logprobs, expected.top_logprobs)) {
+    return ::testing::AssertionFailure() << "alternatives differ";
+  }
+  if (!same_logprobs(actual.prompt_logprobs, expected.prompt_logprobs)) {
+    return ::testing::AssertionFailure()
+           << "prompt logprobs " << ::testing::PrintToString(actual.prompt_logprobs) << " expected "
+           << ::testing::PrintToString(expected.prompt_logprobs);
+  }
+  if (!same_top(actual.prompt_top_logprobs, expected.prompt_top_logprobs)) {
+    return ::testing::AssertionFailure() << "alternatives of the prompt differ";
   }
   if (actual.finish_reason != expected.finish_reason) {
     return ::testing::AssertionFailure()

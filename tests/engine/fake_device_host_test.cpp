@@ -188,6 +188,12 @@ std::vector<RequestOutput> generate(Device& device, const std::string& dir) {
     request.max_new_tokens = 16;
     request.want_logprobs = true;
     request.want_routed_experts = true;
+    if (i % 2 == 1) {
+      request.rules = {.repetition_penalty = 1.3F, .presence_penalty = 0.5F};
+      request.rules.logit_bias = {{i, 4.0F}};
+      request.num_top_logprobs = 5;
+      request.prompt_logprobs_from = i;
+    }
     ids.push_back(engine.submit(request).value_or_throw());
   }
   engine.run_until_idle();

@@ -242,5 +242,25 @@ TEST_F(KimiK3Generation, TheTrainersForwardGivesTheSamplersLogProbsAndExperts) {
   EXPECT_EQ(trained_experts, experts);
 }
 
+TEST_F(KimiK3Generation, ScoringAResponseGivesWhatItsSamplingReported) {
+  const std::vector<RequestOutput> outputs = run({.max_seq_len = 128}, {});
+  const std::vector<Request> requests = prompts();
+  Engine engine(*model_, ctx_, {.max_batch_tokens = 11, .max_running_seqs = 7, .max_seq_len = 128});
+  std::vector<RequestId> ids;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    Request scoring = requests[i / 3];
+    scoring.prompt_logprobs_from = isize(scoring.prompt);
+    scoring.prompt.insert(scoring.prompt.end(), outputs[i].tokens.begin(), outputs[i].tokens.end());
+    scoring.max_new_tokens = 0;
+    ids.push_back(engine.submit(scoring).value_or_throw());
+  }
+  engine.run_until_idle();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const RequestOutput scores = engine.take_output(ids[i]).value_or_throw();
+    EXPECT_EQ(scores.prompt_logprobs, outputs[i].logprobs) << i;
+    EXPECT_EQ(scores.routed_experts, outputs[i].routed_experts) << i;
+  }
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -26,6 +26,13 @@ class Requests {
       Request request = cacheable_request(std::move(prompt), 1 + up_to(14), i);
       request.sampling.temperature = rng.below(4) == 0 ? 0.0F : 1.0F;
       request.want_routed_experts = rng.below(12) == 0;
+      if (rng.below(6) == 0) {
+        request.prompt_logprobs_from = up_to(request.prompt.size() + 1);
+        request.num_top_logprobs = up_to(3);
+      }
+      if (rng.below(6) == 0) {
+        request.rules = {.repetition_penalty = 1.3F, .presence_penalty = 0.5F};
+      }
       request.cache_salt = std::string(rng.below(8) == 0 ? 1 : 0, 's');
       request.priority = rng.below(3) == 0 ? 1 : 0;
       request.client = std::string(1 + rng.below(2), 'c');

@@ -9,6 +9,7 @@ std::span<const ScheduledChunk> Scheduler::plan() {
   chunks_.clear();
   rows_left_ = limits_.batch_tokens;
   prompt_rows_left_ = limits_.prefill_tokens;
+  logits_used_ = 0;
   if (limits_.preempt_every > 0 && ++num_plans_ % limits_.preempt_every == 0) {
     preempt_drawn();
   }
@@ -25,15 +26,40 @@ std::span<const ScheduledChunk> Scheduler::plan() {
 
 void Scheduler::schedule(Sequence& seq, std::int64_t count) {
   TDM_CHECK(count > 0 && count <= rows_left_, count, rows_left_);
-  chunks_.push_back({&seq, seq.cache.length, count});
+  const std::int64_t first = seq.next_to_score() - 1;  // of the rows that are scored
+  const std::int64_t last = std::min(seq.cache.length + count, seq.prompt_size - 1);
+  chunks_.push_back({&seq, seq.cache.length, count, std::max<std::int64_t>(last - first, 0)});
   rows_left_ -= count;
   seq.share->tokens += count;
+  logits_used_ += chunks_.back().num_scored + (chunks_.back().samples() ? 1 : 0);
+  TDM_CHECK(logits_used_ <= num_seats_, logits_used_, num_seats_);
+}
+
+std::int64_t Scheduler::spare_logits() const {
+  const auto computes = [](const Sequence* seq) { return seq->leader == nullptr; };
+  const std::int64_t num_computing = std::ranges::count_if(running_, computes);
+  return num_seats_ - logits_used_ - (num_computing - isize(chunks_));
+}
+
+/// All that is left of the sequence and the step, unless more of its rows are scored than there are
+/// rows of logits to spare. One is left for a sequence to be admitted, so that a long prompt that
+/// is scored does not keep others waiting.
+std::int64_t Scheduler::prefill_rows(const Sequence& seq) const {
+  const std::int64_t rows =
+      std::min({seq.cache.until_checkpoint(seq.num_pending()), rows_left_, prompt_rows_left_});
+  const std::int64_t next = seq.next_to_score();
+  if (next == seq.prompt_size) {
+    return rows;
+  }
+  const std::int64_t without_logits = next - 1 - seq.cache.length;
+  TDM_CHECK(without_logits >= 0, next, seq.cache.length);
+  const std::int64_t spare = spare_logits() - (waiting_.empty() ? 0 : 1);
+  return std::min(rows, without_logits + 1 + std::max<std::int64_t>(spare, 0));
 }
 
 void Scheduler::schedule_prefill(Sequence& seq) {
-  const std::int64_t room = std::min(rows_left_, prompt_rows_left_);
-  if (room > 0 && seq.leader == nullptr) {
-    const std::int64_t count = std::min(seq.cache.until_checkpoint(seq.num_pending()), room);
+  if (std::min(rows_left_, prompt_rows_left_) > 0 && seq.leader == nullptr) {
+    const std::int64_t count = prefill_rows(seq);
     schedule(seq, count);
     prompt_rows_left_ -= count;
   }
@@ -96,7 +122,7 @@ bool Scheduler::preempting_helps(const Sequence& seq) const {
 void Scheduler::admit() {
   while (!waiting_.empty()) {
     Sequence& seq = waiting_.head();
-    const bool has_rows = std::min(rows_left_, prompt_rows_left_) > 0;
+    const bool has_rows = std::min({rows_left_, prompt_rows_left_, spare_logits()}) > 0;
     if ((!has_rows && find_leader(seq) == nullptr) || !try_admit(seq)) {
       return;
     }

@@ -4,6 +4,17 @@
 #include <algorithm>
 
 namespace tandem {
+namespace {
+
+/// What was found out about a prompt that `to` has in common with `from`.
+void copy_prompt_results(Sequence& to, const Sequence& from) {
+  to.output.routed_experts = from.output.routed_experts;
+  to.output.prompt_logprobs = from.output.prompt_logprobs;
+  to.output.prompt_top_logprobs = from.output.prompt_top_logprobs;
+  to.output.error = from.output.error;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(CacheManager& cache, const EngineOptions& options)
     : cache_(cache),
@@ -27,16 +38,18 @@ void Scheduler::add(Sequence& seq) {
 
 std::span<const SampleTarget> Scheduler::commit() {
   targets_.clear();
+  std::int64_t logits_row = 0;
   for (const ScheduledChunk& chunk : chunks_) {
     cache_.advance(chunk.seq->cache, chunk.count);
+    logits_row += chunk.num_scored;
     if (chunk.samples()) {
-      targets_.push_back({chunk.seq, isize(targets_)});
+      targets_.push_back({chunk.seq, logits_row++});
     }
   }
   const std::size_t num_rows = targets_.size();
   for (std::size_t i = 0; i < num_rows; ++i) {
     if (targets_[i].seq->group != 0 && targets_[i].seq->num_new_tokens() == 0) {
-      fork_followers(*targets_[i].seq, targets_[i].logits_row);
+      fork_followers(*targets_[i].seq, static_cast<std::int64_t>(i));
     }
   }
   chunks_.clear();
@@ -50,7 +63,7 @@ void Scheduler::fork_followers(Sequence& leader, std::int64_t logits_row) {
     }
     cache_.fork(seq->cache, leader.cache);
     seq->leader = nullptr;
-    seq->output.routed_experts = leader.output.routed_experts;
+    copy_prompt_results(*seq, leader);
     seq->output.shared_prompt_tokens = leader.prompt_size;
     targets_.push_back({seq, logits_row});
     ++num_forks_;
@@ -104,7 +117,7 @@ void Scheduler::hand_over_prompt(Sequence& leader) {
   // follower; what the follower holds goes with the leader.
   Sequence& heir = **found;
   std::swap(heir.cache, leader.cache);
-  heir.output.routed_experts = leader.output.routed_experts;
+  copy_prompt_results(heir, leader);
   heir.leader = nullptr;
   for (Sequence* seq : running_) {
     if (is_follower(seq)) {

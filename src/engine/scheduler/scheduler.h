@@ -22,6 +22,7 @@
 // complete.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -38,12 +39,21 @@ struct ScheduledChunk {
   Sequence* seq = nullptr;
   std::int64_t begin = 0;
   std::int64_t count = 0;
+  std::int64_t num_scored = 0;  // of its rows, those whose logits score the prompt token after them
 
+  [[nodiscard]] std::int64_t end() const { return begin + count; }
+  /// Positions [first_scored(), first_scored() + num_scored) are scored.
+  [[nodiscard]] std::int64_t first_scored() const {
+    return std::min(end(), seq->prompt_size - 1) - num_scored;
+  }
   /// The chunk ends at the last known token, so its last row gives the logits of the next one.
-  [[nodiscard]] bool samples() const { return begin + count == seq->length(); }
+  [[nodiscard]] bool samples() const {
+    return end() == seq->length() && seq->request.max_new_tokens > 0;
+  }
 };
 
-/// A sequence that gets a new token in this step, and the logits row it is drawn from.
+/// A sequence that gets a new token in this step, and the row its logits are copied from: row i for
+/// target i, in order.
 struct SampleTarget {
   Sequence* seq = nullptr;
   std::int64_t logits_row = 0;
@@ -83,8 +93,8 @@ class Scheduler {
   /// The chunks of the next step; empty only without work. Valid until the next call.
   [[nodiscard]] std::span<const ScheduledChunk> plan();
   /// After the model ran the planned chunks: the caches have advanced; followers are forked.
-  /// Returns who gets a token: first the chunks that sample, in order, row i of the logits for the
-  /// i-th of them; then the followers, with the row of their leader.
+  /// Returns who gets a token: first the chunks that sample, in order, with the last row of logits
+  /// that the model wrote for each; then the followers, with the row their leader's went to.
   [[nodiscard]] std::span<const SampleTarget> commit();
   /// A token was drawn for `seq` from finite logits and is not appended yet: what it computed may
   /// be shared.
@@ -118,6 +128,10 @@ class Scheduler {
   void preempt_last() { preempt(running_.size() - 1, Prefix::kKeep); }
   void preempt_drawn();
   void give_back(Sequence& seq, Prefix prefix);
+  [[nodiscard]] std::int64_t prefill_rows(const Sequence& seq) const;
+  /// Rows of logits, of one a seat, beyond those used and one for each sequence that is still to be
+  /// scheduled; followers take none.
+  [[nodiscard]] std::int64_t spare_logits() const;
   void fork_followers(Sequence& leader, std::int64_t logits_row);
   void hand_over_prompt(Sequence& leader);
   [[nodiscard]] const Sequence* find_leader(const Sequence& seq) const;
@@ -132,7 +146,8 @@ class Scheduler {
   std::vector<SampleTarget> targets_;
   std::int64_t rows_left_ = 0;
   std::int64_t prompt_rows_left_ = 0;
-  bool preempted_ = false;  // in the step being planned
+  std::int64_t logits_used_ = 0;  // rows of logits of chunks_
+  bool preempted_ = false;        // in the step being planned
   std::int64_t num_plans_ = 0;
   std::int64_t num_preemptions_ = 0;
   std::int64_t num_forks_ = 0;
