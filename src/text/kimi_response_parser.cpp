@@ -128,8 +128,15 @@ void KimiResponseParser::on_marker(std::int32_t id) {
     if (header_) {
       emit_markup();
       end_header(true);
-    } else if (held_tokens_ > 0) {
-      ++held_tokens_;  // a stray one; tokens must be told in their order
+      return;
+    }
+    // A stray one. Tokens are told in their order, so it waits with a value that waits.
+    take_text(decoder_.finish());
+    if (held_text_.empty() && held_tokens_ > 0) {
+      emit(channel(), {}, take_all_tokens());
+    }
+    if (held_tokens_ > 0) {
+      ++held_tokens_;
     } else {
       emit_markup();
     }
