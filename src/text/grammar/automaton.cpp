@@ -141,6 +141,8 @@ std::optional<Automaton> Automaton::link(const std::vector<Dfa>& rules) {
           result.call_edges_.push_back(edge);
         }
       }
+      State& made = result.states_.back();
+      made.plain = !made.accepting && isize(result.call_edges_) == made.first_call;
     }
   }
   result.states_.push_back({checked_cast<std::int32_t>(isize(result.byte_edges_)),

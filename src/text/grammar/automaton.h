@@ -18,6 +18,7 @@ class Automaton {
     std::int32_t first_byte = 0;  // index of its edges; those of the next state follow
     std::int32_t first_call = 0;
     bool accepting = false;  // the rule's text may end here
+    bool plain = false;      // bytes only: no calls, not accepting
   };
 
   /// rules[0] is the whole text; every other one matches at least one byte. Parts that no text can
@@ -29,6 +30,7 @@ class Automaton {
     return rule_starts_[static_cast<std::size_t>(rule)];
   }
   [[nodiscard]] bool is_accepting(std::int32_t state) const { return at(state).accepting; }
+  [[nodiscard]] bool is_plain(std::int32_t state) const { return at(state).plain; }
   [[nodiscard]] std::span<const ByteEdge> bytes_of(std::int32_t state) const {
     return {byte_edges_.data() + at(state).first_byte,
             byte_edges_.data() + at(state + 1).first_byte};
@@ -38,6 +40,9 @@ class Automaton {
   }
   [[nodiscard]] const CallEdge& call(std::int32_t edge) const {
     return call_edges_[static_cast<std::size_t>(edge)];
+  }
+  [[nodiscard]] std::int32_t num_calls() const {
+    return static_cast<std::int32_t>(call_edges_.size());
   }
   /// States 0..num_states()-1.
   [[nodiscard]] std::int32_t num_states() const {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/checked_cast.h"
+#include "text/grammar/compiled.h"
 #include "text/grammar/json_rules.h"
 #include "text/grammar/json_schema.h"
 #include "text/grammar/mask_cache.h"
@@ -56,14 +57,11 @@ class CompiledGrammar final : public Grammar {
 
 Expected<std::shared_ptr<const Grammar>> link(const std::vector<grammar::Dfa>& rules,
                                               const Budget& budget) {
-  if (budget.exhausted()) {
-    return budget.failure();
-  }
-  auto automaton = Automaton::link(rules);
-  if (!automaton) {
+  auto linked = grammar::link_grammar(rules, budget);
+  if (linked.ok() && *linked == nullptr) {
     return fail("no text can match");
   }
-  return std::shared_ptr<const Grammar>(std::make_shared<CompiledGrammar>(std::move(*automaton)));
+  return linked;
 }
 
 Status check_size(std::string_view source, const GrammarLimits& limits) {
@@ -74,6 +72,19 @@ Status check_size(std::string_view source, const GrammarLimits& limits) {
 }
 
 }  // namespace
+
+Expected<std::shared_ptr<const Grammar>> grammar::link_grammar(const std::vector<Dfa>& rules,
+                                                               const Budget& budget) {
+  if (budget.exhausted()) {
+    return budget.failure();
+  }
+  auto automaton = Automaton::link(rules);
+  std::shared_ptr<const Grammar> made;
+  if (automaton) {
+    made = std::make_shared<CompiledGrammar>(std::move(*automaton));
+  }
+  return made;
+}
 
 Expected<std::shared_ptr<const Grammar>> compile_json_schema(std::string_view schema_json,
                                                              const GrammarLimits& limits,
@@ -87,7 +98,12 @@ Expected<std::shared_ptr<const Grammar>> compile_json_schema(std::string_view sc
   }
   Budget budget(limits);
   JsonRules rules(budget);
-  if (const Status added = grammar::add_schema_rules(*schema, defaults, rules); !added) {
+  const auto index = grammar::SchemaIndex::create(*schema, limits);
+  if (!index) {
+    return index.failure();
+  }
+  const Status added = grammar::add_value_rules(*index, {{&*schema}}, defaults, rules);
+  if (!added) {
     return added.failure();
   }
   return link(rules.rules(), budget);

@@ -180,21 +180,25 @@ std::int32_t JsonRules::space_rule() {
   });
 }
 
-Part JsonRules::plain_character(Nfa& nfa) {
+Part JsonRules::short_character(Nfa& nfa) {
   return nfa.either(nfa.chars(plain_set()),
                     nfa.sequence(nfa.literal("\\"), one_of(nfa, "\"\\bfnrt")));
+}
+
+std::int32_t JsonRules::plain_character() {
+  return shared("plain character", [&](Nfa& nfa) { return nfa.chars(CharSet::all()); });
 }
 
 std::int32_t JsonRules::character() {
   return shared("character", [&](Nfa& nfa) {
     const Part slash = nfa.literal("\\/");
-    return nfa.either(nfa.either(plain_character(nfa), slash), unicode_escape(nfa));
+    return nfa.either(nfa.either(short_character(nfa), slash), unicode_escape(nfa));
   });
 }
 
 Part JsonRules::string_part(Nfa& nfa) {
   const Part slash = nfa.literal("\\/");
-  const Part any = nfa.either(nfa.either(plain_character(nfa), slash), unicode_escape(nfa));
+  const Part any = nfa.either(nfa.either(short_character(nfa), slash), unicode_escape(nfa));
   return chain(nfa, {nfa.literal("\""), nfa.star(any), nfa.literal("\"")});
 }
 

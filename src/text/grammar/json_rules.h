@@ -61,6 +61,8 @@ class JsonRules {
   [[nodiscard]] std::int32_t string_of_length(std::int32_t min, std::int32_t max);
   /// A string whose characters are a text of `decoded`.
   [[nodiscard]] std::int32_t string_of(const Dfa& decoded);
+  /// One character, not escaped.
+  [[nodiscard]] std::int32_t plain_character();
   /// A string that is none of `names`, however it is spelled: no \u and \/ escapes, so that each
   /// text has one spelling.
   [[nodiscard]] std::int32_t string_other_than(const std::vector<std::string>& names);
@@ -78,7 +80,7 @@ class JsonRules {
   std::int32_t shared(const std::string& name, const std::function<Part(Nfa&)>& build);
   [[nodiscard]] std::int32_t space_rule();
   [[nodiscard]] std::int32_t character();
-  [[nodiscard]] Part plain_character(Nfa& nfa);
+  [[nodiscard]] Part short_character(Nfa& nfa);
   [[nodiscard]] Part string_part(Nfa& nfa);
   [[nodiscard]] Part number_part(Nfa& nfa);
   [[nodiscard]] Part list(Nfa& nfa, std::string_view open, std::string_view close,

@@ -8,8 +8,6 @@
 
 #include "core/checked_cast.h"
 #include "text/grammar/regex.h"
-#include "text/grammar/schema_facts.h"
-#include "text/grammar/schema_index.h"
 #include "text/grammar/string_formats.h"
 
 namespace tandem::grammar {
@@ -24,9 +22,9 @@ class SchemaCompiler {
   SchemaCompiler(const SchemaIndex& index, SchemaDefaults defaults, JsonRules& rules)
       : index_(index), defaults_(defaults), rules_(rules), budget_(rules.budget()) {}
 
-  Status compile(const JsonNode& schema) {
+  Status compile(const SchemaSet& schemas) {
     Nfa nfa(budget_);
-    const Part whole = nfa.call(rule_of({{&schema}}));
+    const Part whole = nfa.call(rule_of(schemas));
     rules_.define(0, nfa.determinize(whole));
     // Rules wait in a queue rather than on the stack: chains of references may be long.
     while (!waiting_.empty() && !failure_ && !budget_.exhausted()) {
@@ -34,10 +32,27 @@ class SchemaCompiler {
       waiting_.pop_front();
       build(rule, set);
     }
-    if (failure_) {
-      return *failure_;
+    return outcome();
+  }
+
+  Status compile_plain_string(const SchemaSet& schemas) {
+    Nfa nfa(budget_);
+    const Part whole = plain_string(nfa, flattened(schemas), 0);
+    rules_.define(0, budget_.exhausted() || failure_ ? Dfa{} : nfa.determinize(whole));
+    return outcome();
+  }
+
+  Expected<ObjectFacts> object_facts_of(const JsonNode& schema) {
+    const SchemaSet set = flattened({{&schema}});
+    if (first_alternatives(set) || listed_values(set)) {
+      fail_at(schema, "expected the properties of an object, without alternatives");
+    } else if ((types_of(set) & kObjectBit) == 0) {
+      fail_at(schema, "expected type object");
     }
-    return budget_.exhausted() ? Status(budget_.failure()) : Status(Ok{});
+    if (const Status status = outcome(); !status) {
+      return status.failure();
+    }
+    return object_facts(set, defaults_);
   }
 
  private:
@@ -47,12 +62,24 @@ class SchemaCompiler {
     }
   }
 
-  std::int32_t rule_of(const SchemaSet& schemas) {
+  [[nodiscard]] Status outcome() const {
+    if (failure_) {
+      return *failure_;
+    }
+    return budget_.exhausted() ? Status(budget_.failure()) : Status(Ok{});
+  }
+
+  SchemaSet flattened(const SchemaSet& schemas) {
     SchemaSet flat;
     std::vector<const JsonNode*> path;
     for (const SchemaPart& part : schemas) {
       flatten(part, flat, path);
     }
+    return flat;
+  }
+
+  std::int32_t rule_of(const SchemaSet& schemas) {
+    SchemaSet flat = flattened(schemas);
     const auto [place, is_new] = known_.emplace(flat, -1);
     if (is_new) {
       place->second = rules_.add_rule();
@@ -106,10 +133,7 @@ class SchemaCompiler {
       for (const SchemaSet& alternative : *alternatives) {
         whole = nfa.either(whole, nfa.call(rule_of(alternative)));
       }
-    } else if (const auto values = listed_values(set)) {
-      if (const std::string keyword = unchecked_beside_values(set); !keyword.empty()) {
-        fail_at(*set.front().schema, keyword + " beside enum or const is not supported");
-      }
+    } else if (const auto values = values_of(set)) {
       for (const JsonNode& value : *values) {
         whole = nfa.either(whole, rules_.value(nfa, value));
       }
@@ -117,6 +141,16 @@ class SchemaCompiler {
       whole = by_type(nfa, set);
     }
     rules_.define(rule, budget_.exhausted() || failure_ ? Dfa{} : nfa.determinize(whole));
+  }
+
+  std::optional<std::vector<JsonNode>> values_of(const SchemaSet& set) {
+    auto values = listed_values(set);
+    if (values) {
+      if (const std::string keyword = unchecked_beside_values(set); !keyword.empty()) {
+        fail_at(*set.front().schema, keyword + " beside enum or const is not supported");
+      }
+    }
+    return values;
   }
 
   // The set once for each choice from its first anyOf or oneOf that is still open.
@@ -172,7 +206,8 @@ class SchemaCompiler {
     return whole;
   }
 
-  std::int32_t string_rule(const StringFacts& facts) {
+  // Characters by pattern and format, and their number too then; none: anything goes.
+  std::optional<Dfa> characters_of(const StringFacts& facts) {
     std::optional<Dfa> decoded;
     const auto restrict_to = [&](Dfa dfa) {
       decoded = decoded ? intersect(*decoded, dfa, budget_) : std::move(dfa);
@@ -186,18 +221,50 @@ class SchemaCompiler {
     for (const std::string& pattern : facts.patterns) {
       regex(pattern, RegexMatch::kSearch);
     }
-    const bool has_length = facts.min > 0 || facts.max != kUnbounded;
-    if (!decoded) {
-      const bool is_possible = facts.min <= facts.max;
-      return !has_length   ? rules_.any_string()
-             : is_possible ? rules_.string_of_length(facts.min, facts.max)
-                           : rules_.string_of(Dfa{});
+    if (facts.min > facts.max) {
+      return Dfa{};
     }
-    if (has_length) {
-      restrict_to(facts.min <= facts.max ? characters_between(facts.min, facts.max, budget_)
-                                         : Dfa{});
+    if (decoded && facts.has_length()) {
+      restrict_to(characters_between(facts.min, facts.max, budget_));
     }
-    return rules_.string_of(*decoded);
+    return decoded;
+  }
+
+  std::int32_t string_rule(const StringFacts& facts) {
+    if (const auto decoded = characters_of(facts)) {
+      return rules_.string_of(*decoded);
+    }
+    return facts.has_length() ? rules_.string_of_length(facts.min, facts.max) : rules_.any_string();
+  }
+
+  Part plain_string(Nfa& nfa, const SchemaSet& set, std::size_t depth) {
+    Part whole = nfa.never();
+    if (failure_ || !budget_.take_work(isize(set))) {
+      return whole;
+    }
+    if (depth == kMaxReferenceDepth) {
+      fail_at(*set.front().schema, "too many lists of alternatives");
+    } else if (const auto alternatives = first_alternatives(set)) {
+      for (const SchemaSet& alternative : *alternatives) {
+        whole = nfa.either(whole, plain_string(nfa, flattened(alternative), depth + 1));
+      }
+    } else if (const auto values = values_of(set)) {
+      for (const JsonNode& value : *values) {
+        if (value.is(JsonKind::kString)) {
+          whole = nfa.either(whole, nfa.literal(value.text));
+        }
+      }
+    } else if ((types_of(set) & kStringBit) != 0) {
+      const StringFacts facts = string_facts(set);
+      if (const auto decoded = characters_of(facts)) {
+        return nfa.copy_of(*decoded, [&](std::int32_t from, ByteEdge edge, std::int32_t to) {
+          nfa.add_edge(from, {edge.low, edge.high, to});
+        });
+      }
+      return facts.has_length() ? nfa.call(rules_.plain_character(), facts.min, facts.max)
+                                : nfa.star(nfa.chars(CharSet::all()));
+    }
+    return whole;
   }
 
   Part array(Nfa& nfa, const ArrayFacts& facts) {
@@ -314,12 +381,19 @@ class SchemaCompiler {
 
 }  // namespace
 
-Status add_schema_rules(const JsonNode& schema, SchemaDefaults defaults, JsonRules& rules) {
-  const auto index = SchemaIndex::create(schema, rules.budget().limits());
-  if (!index) {
-    return index.failure();
-  }
-  return SchemaCompiler(*index, defaults, rules).compile(schema);
+Status add_value_rules(const SchemaIndex& index, const SchemaSet& schemas, SchemaDefaults defaults,
+                       JsonRules& rules) {
+  return SchemaCompiler(index, defaults, rules).compile(schemas);
+}
+
+Status add_plain_string_rules(const SchemaIndex& index, const SchemaSet& schemas,
+                              JsonRules& rules) {
+  return SchemaCompiler(index, SchemaDefaults::kOpen, rules).compile_plain_string(schemas);
+}
+
+Expected<ObjectFacts> object_of(const SchemaIndex& index, const JsonNode& schema,
+                                SchemaDefaults defaults, JsonRules& rules) {
+  return SchemaCompiler(index, defaults, rules).object_facts_of(schema);
 }
 
 }  // namespace tandem::grammar

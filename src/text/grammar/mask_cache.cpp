@@ -1,6 +1,7 @@
 #include "text/grammar/mask_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "core/checked_cast.h"
@@ -8,12 +9,26 @@
 namespace tandem::grammar {
 namespace {
 
+std::vector<std::int32_t> ids_of(std::span<const std::uint32_t> bits) {
+  std::vector<std::int32_t> ids;
+  for (std::size_t i = 0; i < bits.size(); ++i) {
+    for (std::uint32_t word = bits[i]; word != 0; word &= word - 1) {
+      ids.push_back(checked_cast<std::int32_t>(32 * isize(bits.first(i))) + std::countr_zero(word));
+    }
+  }
+  return ids;
+}
+
 constexpr std::int64_t kMaxBytes = std::int64_t{64} << 20;  // of one cache; 2,000 masks of K3
 
 // One walk over the trie for one key, from each of its start nodes.
 class TrieWalk {
  public:
-  TrieWalk(const Automaton& automaton, const TokenTrie& trie) : walker_(automaton), trie_(trie) {}
+  TrieWalk(const Automaton& automaton, const TokenTrie& trie)
+      : automaton_(automaton),
+        walker_(automaton),
+        trie_(trie),
+        bits_(usize((trie.vocab_size() + 31) / 32)) {}
 
   void run(const MaskKey& key, const NodeSet& from) {
     for (const std::int32_t start : from.nodes) {
@@ -31,20 +46,17 @@ class TrieWalk {
       walk_below(start);
     }
     // Starts may lie below each other; their walks then meet the same nodes.
-    sort_unique(exits_);
-    sort_unique(ids_);
+    if (from.nodes.size() > 1) {
+      std::sort(exits_.begin(), exits_.end());
+      exits_.erase(std::unique(exits_.begin(), exits_.end()), exits_.end());
+    }
   }
 
   [[nodiscard]] std::int64_t steps() const { return steps_; }
   std::vector<std::int32_t> take_exits() { return std::move(exits_); }
-  std::vector<std::int32_t> take_ids() { return std::move(ids_); }
+  std::vector<std::uint32_t> take_bits() { return std::move(bits_); }
 
  private:
-  static void sort_unique(std::vector<std::int32_t>& values) {
-    std::sort(values.begin(), values.end());
-    values.erase(std::unique(values.begin(), values.end()), values.end());
-  }
-
   Reach& reach_at(std::size_t depth) {
     while (reaches_.size() <= depth) {
       reaches_.emplace_back();
@@ -62,15 +74,20 @@ class TrieWalk {
       const TokenTrie::Node& node = trie_.node(i);
       const std::size_t depth = node.depth - top;
       Reach& here = reach_at(depth);  // first: it may move the others
-      walker_.step(reaches_[depth - 1], node.byte, places_);
+      const Reach& before = reaches_[depth - 1];
+      walker_.step(before, node.byte, places_);
       if (places_.empty()) {
         i = node.subtree_end;
         continue;
       }
-      const auto tokens = trie_.tokens_at(i);
-      ids_.insert(ids_.end(), tokens.begin(), tokens.end());
+      set_bits(bits_, trie_.tokens_at(i));
       graph_.truncate(marks_[depth - 1]);
-      walker_.reach(places_, graph_, here);
+      if (places_.size() == 1 && automaton_.is_plain(places_[0].state)) {
+        here.clear();
+        here.places.push_back(places_[0]);
+      } else {
+        walker_.reach(places_, graph_, here);
+      }
       marks_[depth] = graph_.mark();
       if (here.leaves_base) {
         exits_.push_back(i);
@@ -79,6 +96,7 @@ class TrieWalk {
     }
   }
 
+  const Automaton& automaton_;
   Walker walker_;
   const TokenTrie& trie_;
   FrameGraph graph_;
@@ -86,11 +104,20 @@ class TrieWalk {
   std::vector<FrameGraph::Mark> marks_;  // of the graph behind each of them
   std::vector<Place> places_;
   std::vector<std::int32_t> exits_;
-  std::vector<std::int32_t> ids_;
+  std::vector<std::uint32_t> bits_;
   std::int64_t steps_ = 0;
 };
 
 }  // namespace
+
+void set_bits(std::span<std::uint32_t> bits, std::span<const std::int32_t> ids) {
+  for (const std::int32_t id : ids) {
+    const auto word = static_cast<std::size_t>(id / 32);
+    if (id >= 0 && word < bits.size()) {
+      bits[word] |= 1U << (static_cast<std::uint32_t>(id) % 32);
+    }
+  }
+}
 
 MaskCache::MaskCache(std::shared_ptr<const Automaton> automaton,
                      std::shared_ptr<const TokenTrie> trie)
@@ -146,14 +173,14 @@ std::shared_ptr<const MaskEntry> MaskCache::compute(const MaskKey& key, const No
   steps += walk.steps();
   auto entry = std::make_shared<MaskEntry>();
   entry->exits = shared_set(walk.take_exits());
-  entry->ids = walk.take_ids();
-  const std::int64_t num_words = (trie_->vocab_size() + 31) / 32;
-  if (isize(entry->ids) > num_words) {
-    entry->bits.resize(usize(num_words));
-    for (const std::int32_t id : entry->ids) {
-      entry->bits[usize(id / 32)] |= 1U << (static_cast<std::uint32_t>(id) % 32);
-    }
-    entry->ids = {};
+  entry->bits = walk.take_bits();
+  std::int64_t count = 0;
+  for (const std::uint32_t word : entry->bits) {
+    count += std::popcount(word);
+  }
+  if (count <= isize(entry->bits)) {
+    entry->ids = ids_of(entry->bits);
+    entry->bits = {};
   }
   return entry;
 }
@@ -170,6 +197,12 @@ void MaskCache::keep(const MapKey& key, std::shared_ptr<const MaskEntry> entry) 
 
 void MaskCache::warm_up(std::int64_t max_steps) {
   std::int64_t steps = 0;
+  for (std::int32_t edge = 0; edge < automaton_->num_calls() && steps < max_steps; ++edge) {
+    if (automaton_->call(edge).max > trie_->max_bytes()) {  // the middle of a long repetition
+      keep({-1, edge, 0, kUnbounded, root_->id},
+           compute({.call = edge, .left = kUnbounded}, *root_, steps));
+    }
+  }
   for (std::int32_t state = 0; state < automaton_->num_states() && steps < max_steps; ++state) {
     keep({state, -1, 0, 0, root_->id}, compute({.state = state}, *root_, steps));
   }

@@ -41,6 +41,9 @@ struct MaskEntry {
   std::shared_ptr<const NodeSet> exits;  // where the rule's text can end
 };
 
+/// Sets the bits of `ids`; those beyond the mask are ignored.
+void set_bits(std::span<std::uint32_t> bits, std::span<const std::int32_t> ids);
+
 /// Shared by all matchers of a grammar over one vocabulary; safe for concurrent use.
 class MaskCache {
  public:

@@ -12,15 +12,6 @@ constexpr std::int32_t kMaxUselessFrames = 256;
 
 }  // namespace
 
-void set_bits(std::span<std::uint32_t> bits, std::span<const std::int32_t> ids) {
-  for (const std::int32_t id : ids) {
-    const auto word = static_cast<std::size_t>(id / 32);
-    if (id >= 0 && word < bits.size()) {
-      bits[word] |= 1U << (static_cast<std::uint32_t>(id) % 32);
-    }
-  }
-}
-
 Matcher::Matcher(std::shared_ptr<MaskCache> cache) : cache_(std::move(cache)) {
   places_.push_back({cache_->automaton().start_of(0), FrameGraph::kBase});
   Walker(cache_->automaton()).reach(places_, graph_, reach_);

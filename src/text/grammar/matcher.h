@@ -65,7 +65,4 @@ class GrammarConstraint final : public TokenConstraint {
   bool stopped_ = false;
 };
 
-/// Sets the bits of `ids`; those beyond the mask are ignored.
-void set_bits(std::span<std::uint32_t> bits, std::span<const std::int32_t> ids);
-
 }  // namespace tandem::grammar

@@ -66,6 +66,8 @@ struct StringFacts {
   std::int32_t max = kUnbounded;
   std::vector<std::string> patterns;
   std::vector<std::string> formats;
+
+  [[nodiscard]] bool has_length() const { return min > 0 || max != kUnbounded; }
 };
 
 /// Which types are left. Without any "type" they follow from the other keywords: a schema with

@@ -326,9 +326,12 @@ const JsonNode& SchemaIndex::target_of(std::string_view reference) const {
 std::string SchemaIndex::pointer_of(const JsonNode& schema) const {
   std::string pointer;
   for (const JsonNode* node = &schema; node != nullptr;) {
-    const Place& place = places_.at(node);
-    pointer.insert(0, place.path);
-    node = place.parent;
+    const auto place = places_.find(node);
+    if (place == places_.end()) {
+      break;  // a schema of our own
+    }
+    pointer.insert(0, place->second.path);
+    node = place->second.parent;
   }
   return fmt::format("#{}", pointer);
 }
