@@ -97,8 +97,8 @@ std::vector<ResponsePiece> KimiResponseParser::finish() {
     emit_arguments(std::exchange(held_text_, {}), take_all_tokens());
   } else if (!is_blank(held_text_)) {
     emit(Channel::kAnswer, std::exchange(held_text_, {}), take_all_tokens());
-  } else if (held_tokens_ > 0) {
-    emit(channel(), {}, take_all_tokens());
+  } else {
+    emit_leftover();
   }
   return std::move(pieces_);
 }
@@ -132,8 +132,8 @@ void KimiResponseParser::on_marker(std::int32_t id) {
     }
     // A stray one. Tokens are told in their order, so it waits with a value that waits.
     take_text(decoder_.finish());
-    if (held_text_.empty() && held_tokens_ > 0) {
-      emit(channel(), {}, take_all_tokens());
+    if (held_text_.empty()) {
+      emit_leftover();
     }
     if (held_tokens_ > 0) {
       ++held_tokens_;
@@ -199,9 +199,7 @@ void KimiResponseParser::take_text(std::string text) {
 void KimiResponseParser::end_run() {
   take_text(decoder_.finish());
   end_held_value();
-  if (held_tokens_ > 0) {
-    emit(channel(), {}, take_all_tokens());
-  }
+  emit_leftover();
 }
 
 void KimiResponseParser::end_held_value() {
@@ -355,6 +353,20 @@ void KimiResponseParser::emit_arguments(std::string text, std::int64_t num_token
   pieces_.back().call_index = call_index_;
   if (!std::exchange(is_announced_, true)) {
     pieces_.back().call_name = call_name_;
+  }
+}
+
+// Tokens whose text turned out to be nothing: control tokens, blanks of a call.
+void KimiResponseParser::emit_leftover() {
+  if (held_tokens_ == 0) {
+    return;
+  }
+  if (channel() != Channel::kToolCall) {
+    emit(channel(), {}, take_all_tokens());
+  } else if (is_announced_) {
+    emit_arguments({}, take_all_tokens());
+  } else {
+    emit(Channel::kMarkup, {}, take_all_tokens());
   }
 }
 

@@ -57,6 +57,7 @@ class KimiResponseParser final : public ResponseParser {
 
   void emit(Channel channel, std::string text, std::int64_t num_tokens);
   void emit_arguments(std::string text, std::int64_t num_tokens);
+  void emit_leftover();
   void emit_markup();
   [[nodiscard]] std::int64_t take_finished_tokens();
   [[nodiscard]] std::int64_t take_all_tokens();

@@ -262,6 +262,7 @@ TEST(KimiResponseParser, DeviationsAreTolerated) {
        with("", "", {{"f", "{\"a\": ", true}})},
       {call("f", "{o}json type=\"object\"{s}a: 1{c}json{s}"), with("", "", {{"f", "a: 1", true}})},
       {call("f", "{o}json type=\"object\"{s}[1]{c}json{s}"), with("", "[1]", {})},
+      {"{o}call tool=\"f\" index=\"1\"{s}{o}json type=\"object\"{s}\n", with("", "", {})},
       {call("f", "{o}json type=\"object\"{s}{c}json{s}"), with("", "", {{"f", "{}", true}})},
       // a call's body without any element
       {call("f", "{\"a\": 1}"), with("", "", {{"f", "{\"a\": 1}", true}})},

@@ -206,13 +206,25 @@ std::int32_t JsonRules::any_string() {
   return shared("string", [&](Nfa& nfa) { return string_part(nfa); });
 }
 
-Part JsonRules::number_part(Nfa& nfa) {
+Part JsonRules::decimal_part(Nfa& nfa) {
   const Part first = nfa.sequence(nfa.bytes('1', '9'), digits(nfa, 0, kMaxIntegerDigits - 1));
   const Part fraction = nfa.sequence(nfa.literal("."), digits(nfa, 1, kMaxFractionDigits));
+  return nfa.sequence(nfa.either(nfa.literal("0"), first), nfa.optional(fraction));
+}
+
+Part JsonRules::number_part(Nfa& nfa) {
   const Part exponent = chain(nfa, {one_of(nfa, "eE"), nfa.optional(one_of(nfa, "+-")),
                                     digits(nfa, 1, kMaxExponentDigits)});
-  return chain(nfa, {nfa.optional(nfa.literal("-")), nfa.either(nfa.literal("0"), first),
-                     nfa.optional(fraction), nfa.optional(exponent)});
+  return chain(nfa, {nfa.optional(nfa.literal("-")), decimal_part(nfa), nfa.optional(exponent)});
+}
+
+std::int32_t JsonRules::number_between(const std::optional<NumberBound>& low,
+                                       const std::optional<NumberBound>& high) {
+  Nfa nfa(budget_);
+  const Part plain = decimal_part(nfa);
+  const std::int32_t rule = add_rule();
+  define(rule, numbers_between(low, high, nfa.determinize(plain), budget_));
+  return rule;
 }
 
 std::int32_t JsonRules::number() {

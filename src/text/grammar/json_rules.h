@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "text/grammar/dfa.h"
+#include "text/grammar/number_range.h"
 #include "text/json_text.h"
 
 namespace tandem::grammar {
@@ -56,6 +57,9 @@ class JsonRules {
   [[nodiscard]] std::int32_t any_array();
   [[nodiscard]] std::int32_t any_string();
   [[nodiscard]] std::int32_t number();
+  /// Without an exponent.
+  [[nodiscard]] std::int32_t number_between(const std::optional<NumberBound>& low,
+                                            const std::optional<NumberBound>& high);
   [[nodiscard]] std::int32_t integer(IntegerRange range);
   /// A string of so many characters.
   [[nodiscard]] std::int32_t string_of_length(std::int32_t min, std::int32_t max);
@@ -82,6 +86,7 @@ class JsonRules {
   [[nodiscard]] std::int32_t character();
   [[nodiscard]] Part short_character(Nfa& nfa);
   [[nodiscard]] Part string_part(Nfa& nfa);
+  [[nodiscard]] Part decimal_part(Nfa& nfa);
   [[nodiscard]] Part number_part(Nfa& nfa);
   [[nodiscard]] Part list(Nfa& nfa, std::string_view open, std::string_view close,
                           std::int32_t item);

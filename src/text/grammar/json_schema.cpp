@@ -185,12 +185,8 @@ class SchemaCompiler {
       add(nfa.literal("true"));
       add(nfa.literal("false"));
     }
-    if ((types & kNumberBit) != 0 && has_number_bounds(set)) {
-      fail_at(*set.front().schema,
-              "minimum and maximum are supported for type integer only, not for number");
-    }
     if ((types & kNumberBit) != 0) {
-      add(nfa.call(rules_.number()));
+      add(nfa.call(number_rule(set)));
     } else if ((types & kIntegerBit) != 0) {
       add(nfa.call(rules_.integer(integer_range(set))));
     }
@@ -204,6 +200,16 @@ class SchemaCompiler {
       add(object(nfa, object_facts(set, defaults_)));
     }
     return whole;
+  }
+
+  std::int32_t number_rule(const SchemaSet& set) {
+    const auto facts = number_facts(set);
+    if (!facts) {
+      fail_at(*set.front().schema, facts.message());
+      return rules_.number();
+    }
+    return facts->low || facts->high ? rules_.number_between(facts->low, facts->high)
+                                     : rules_.number();
   }
 
   // Characters by pattern and format, and their number too then; none: anything goes.

@@ -252,12 +252,34 @@ StringFacts string_facts(const SchemaSet& set) {
   return facts;
 }
 
-bool has_number_bounds(const SchemaSet& set) {
-  return std::any_of(set.begin(), set.end(), [](const SchemaPart& part) {
-    return part.schema->find("minimum") != nullptr || part.schema->find("maximum") != nullptr ||
-           part.schema->find("exclusiveMinimum") != nullptr ||
-           part.schema->find("exclusiveMaximum") != nullptr;
-  });
+Expected<NumberFacts> number_facts(const SchemaSet& set) {
+  NumberFacts facts;
+  for (const SchemaPart& part : set) {
+    for (const auto& [name, excluded] :
+         {std::pair("minimum", false), std::pair("exclusiveMinimum", true),
+          std::pair("maximum", false), std::pair("exclusiveMaximum", true)}) {
+      const JsonNode* node = part.schema->find(name);
+      if (node == nullptr) {
+        continue;
+      }
+      const auto value = parse_decimal(node->text);
+      if (!value) {
+        return fail(
+            "{} of a number: at most {} digits before and {} behind the point are supported", name,
+            kMaxIntegerDigits, kMaxFractionDigits);
+      }
+      const bool is_low = std::string_view(name).ends_with("inimum");
+      const NumberBound bound{*value, excluded};
+      std::optional<NumberBound>& tightest = is_low ? facts.low : facts.high;
+      const auto order = tightest ? compare(bound.value, tightest->value) : 0;
+      const bool is_tighter =
+          !tightest || (is_low ? order > 0 : order < 0) || (order == 0 && excluded);
+      if (is_tighter) {
+        tightest = bound;
+      }
+    }
+  }
+  return facts;
 }
 
 IntegerRange integer_range(const SchemaSet& set) {

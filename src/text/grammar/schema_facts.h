@@ -82,6 +82,13 @@ struct StringFacts {
 [[nodiscard]] StringFacts string_facts(const SchemaSet& set);
 /// An empty range: low > high.
 [[nodiscard]] IntegerRange integer_range(const SchemaSet& set);
-[[nodiscard]] bool has_number_bounds(const SchemaSet& set);
+
+/// Bounds of numbers, the tightest of each side.
+struct NumberFacts {
+  std::optional<NumberBound> low;
+  std::optional<NumberBound> high;
+};
+/// Errors: a Failure when a bound has more digits than numbers may have.
+[[nodiscard]] Expected<NumberFacts> number_facts(const SchemaSet& set);
 
 }  // namespace tandem::grammar

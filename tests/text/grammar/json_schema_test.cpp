@@ -136,6 +136,38 @@ TEST(GrammarSchema, IntegerBoundsAreExact) {
                 {"-9223372036854775807", "0"}}});
 }
 
+TEST(GrammarSchema, NumberBoundsAreExact) {
+  const std::vector<std::string> texts = {
+      "0",     "0.0",   "0.5",   "0.50", "0.500001", "0.49", "-0.5", "-0.51",   "1",    "1.0",
+      "1.25",  "1.250", "1.2",   "1.3",  "1.24999",  "9",    "10",   "10.0",    "10.1", "9.999",
+      "-1.25", "-1.3",  "-1.24", "-10",  "-9.99",    "99",   "100",  "-100.001"};
+  const std::vector<std::string> bounds = {"0", "0.5", "1.25", "10", "-0.5", "-1.25", "-10", "1e1"};
+  const auto check = [&](const std::string& schema, const auto& is_valid) {
+    const auto grammar = compile_json_schema(schema);
+    for (const std::string& text : texts) {
+      ASSERT_EQ(grammar.ok() && session().matches(**grammar, text), is_valid(std::stod(text)))
+          << schema << " on " << text;
+    }
+  };
+  for (const std::string& low : bounds) {
+    const double a = std::stod(low);
+    check(fmt::format(R"({{"type":"number","minimum":{}}})", low),
+          [&](double x) { return x >= a; });
+    check(fmt::format(R"({{"type":"number","exclusiveMinimum":{}}})", low),
+          [&](double x) { return x > a; });
+    for (const std::string& high : bounds) {
+      const double b = std::stod(high);
+      check(fmt::format(R"({{"type":"number","minimum":{},"maximum":{}}})", low, high),
+            [&](double x) { return x >= a && x <= b; });
+      check(fmt::format(R"({{"minimum":{},"allOf":[{{"exclusiveMaximum":{}}}]}})", low, high),
+            [&](double x) { return x >= a && x < b; });
+    }
+  }
+  expect_rows({{R"({"type":["number","null"],"minimum":0,"maximum":1})",
+                {"0.7", "1", "null"},
+                {"1e-1", "00.5", "1.", ".5", "2"}}});
+}
+
 TEST(GrammarSchema, Arrays) {
   expect_rows({
       {R"({"type":"array","items":{"type":"integer"}})",
@@ -250,7 +282,7 @@ TEST(GrammarSchema, ErrorsNameThePlace) {
       {R"({"maxLength":1.5})", "#/maxLength: expected a whole number"},
       {R"({"maxLength":99999999999})", "#/maxLength: expected a whole number"},
       {R"({"minimum":"1"})", "#/minimum: expected a number"},
-      {R"({"type":"number","minimum":1})", "#: minimum and maximum are supported for type integer"},
+      {R"({"type":"number","minimum":1e20})", "#: minimum of a number: at most 18 digits"},
       {R"({"pattern":"a("})", "#/pattern: at byte 2: expected )"},
       {R"({"pattern":"(?=a)b"})", "#/pattern: at byte 2: lookaround"},
       {R"({"$ref":"#/$defs/x"})", "#/$ref: \"#/$defs/x\" names no schema"},
