@@ -269,15 +269,24 @@ std::int32_t JsonRules::string_of(const Dfa& decoded) {
 }
 
 std::int32_t JsonRules::string_other_than(const std::vector<std::string>& names) {
+  std::string key = "string other than";
+  for (const std::string& name : names) {
+    key += quote_json(name);
+  }
+  if (const auto place = shared_.find(key); place != shared_.end()) {
+    return place->second;
+  }
   Nfa nfa(budget_);
   const Part all = nfa.star(nfa.chars(CharSet::all()));
-  Dfa others = nfa.determinize(all);
+  const Dfa any = nfa.determinize(all);
   Nfa named(budget_);
   Part listed = named.never();
   for (const std::string& name : names) {
     listed = named.either(listed, named.literal(name));
   }
-  return string_of(subtract(others, named.determinize(listed), budget_));
+  const std::int32_t rule = string_of(subtract(any, named.determinize(listed), budget_));
+  shared_.emplace(std::move(key), rule);
+  return rule;
 }
 
 Part JsonRules::list(Nfa& nfa, std::string_view open, std::string_view close, std::int32_t item) {

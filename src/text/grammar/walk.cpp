@@ -1,17 +1,50 @@
 #include "text/grammar/walk.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
 
 #include "core/checked_cast.h"
 
 namespace tandem::grammar {
 namespace {
 
-void add_place(std::vector<Place>& places, Place place) {
-  if (std::find(places.begin(), places.end(), place) == places.end()) {
-    places.push_back(place);
+// Up to here a search through all is faster than hashing.
+constexpr std::size_t kFewPlaces = 32;
+
+// Adds places to a list, each once.
+class PlaceList {
+ public:
+  explicit PlaceList(std::vector<Place>& places) : places_(places) {}
+
+  void add(Place place) {
+    if (is_new(place)) {
+      places_.push_back(place);
+    }
   }
-}
+
+ private:
+  static std::uint64_t key_of(Place place) {
+    return std::uint64_t{static_cast<std::uint32_t>(place.frame)} << 32 |
+           static_cast<std::uint32_t>(place.state);
+  }
+
+  bool is_new(Place place) {
+    if (places_.size() < kFewPlaces) {
+      return std::find(places_.begin(), places_.end(), place) == places_.end();
+    }
+    for (; num_hashed_ < places_.size(); ++num_hashed_) {
+      seen_.insert(key_of(places_[num_hashed_]));
+    }
+    return !seen_.contains(key_of(place));
+  }
+
+  std::vector<Place>& places_;
+  std::unordered_set<std::uint64_t> seen_;
+  std::size_t num_hashed_ = 0;
+};
 
 }  // namespace
 
@@ -71,7 +104,11 @@ void FrameGraph::compact(std::span<Place> places) {
 class Walker::Closure {
  public:
   Closure(const Automaton& automaton, FrameGraph& graph, Reach& out)
-      : automaton_(automaton), graph_(graph), out_(out), first_new_(graph.num_frames()) {}
+      : automaton_(automaton),
+        graph_(graph),
+        out_(out),
+        places_(out.places),
+        first_new_(graph.num_frames()) {}
 
   // `left` and `need` repetitions of a call may or must come before its target.
   void continue_call(std::int32_t edge_idx, std::int32_t need, std::int32_t left,
@@ -82,7 +119,7 @@ class Walker::Closure {
             frame);
     }
     if (need == 0) {
-      add_place(out_.places, {edge.target, frame});
+      places_.add({edge.target, frame});
     }
   }
 
@@ -104,16 +141,33 @@ class Walker::Closure {
   // Calls made here with the same continuation share a frame. None of them can have ended yet,
   // because a rule matches at least one byte, so a parent that is added later misses nothing.
   void enter(Frame key, std::int32_t rule, std::int32_t parent) {
-    for (std::int32_t i = first_new_; i < graph_.num_frames(); ++i) {
-      const Frame& other = graph_.frame(i);
-      if (other.edge == key.edge && other.need == key.need && other.left == key.left) {
-        graph_.add_link(i, parent);
-        return;
-      }
+    if (const std::int32_t known = find_new(key); known >= 0) {
+      graph_.add_link(known, parent);
+      return;
     }
     const std::int32_t frame = graph_.add_frame(key);
     graph_.add_link(frame, parent);
     out_.places.push_back({automaton_.start_of(rule), frame});
+  }
+
+  // The frame of this place with the same continuation; -1: none.
+  std::int32_t find_new(const Frame& key) {
+    const std::int32_t end = graph_.num_frames();
+    if (end - first_new_ < static_cast<std::int32_t>(kFewPlaces)) {
+      for (std::int32_t i = first_new_; i < end; ++i) {
+        const Frame& other = graph_.frame(i);
+        if (other.edge == key.edge && other.need == key.need && other.left == key.left) {
+          return i;
+        }
+      }
+      return -1;
+    }
+    for (num_indexed_ = std::max(num_indexed_, first_new_); num_indexed_ < end; ++num_indexed_) {
+      const Frame& other = graph_.frame(num_indexed_);
+      index_.emplace(std::tuple(other.edge, other.need, other.left), num_indexed_);
+    }
+    const auto place = index_.find(std::tuple(key.edge, key.need, key.left));
+    return place == index_.end() ? -1 : place->second;
   }
 
   void leave(std::int32_t frame_idx) {
@@ -132,7 +186,10 @@ class Walker::Closure {
   const Automaton& automaton_;
   FrameGraph& graph_;
   Reach& out_;
+  PlaceList places_;
   std::int32_t first_new_;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, std::int32_t> index_;
+  std::int32_t num_indexed_ = 0;
 };
 
 void Walker::reach(std::span<const Place> from, FrameGraph& graph, Reach& out) const {
@@ -151,11 +208,12 @@ void Walker::reach_after_call(std::int32_t edge, std::int32_t need, std::int32_t
 
 void Walker::step(const Reach& from, std::uint8_t byte, std::vector<Place>& out) const {
   out.clear();
+  PlaceList places(out);
   for (const Place& place : from.places) {
     for (const ByteEdge& edge : automaton_->bytes_of(place.state)) {
       if (byte <= edge.high) {
         if (byte >= edge.low) {
-          add_place(out, {edge.target, place.frame});
+          places.add({edge.target, place.frame});
         }
         break;
       }

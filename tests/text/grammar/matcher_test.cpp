@@ -128,6 +128,23 @@ TEST(GrammarMatcher, LongAndDeepTexts) {
   EXPECT_FALSE(session().matches(*counted, fmt::format("\"{}\"", std::string(2999, 'x'))));
 }
 
+// Many readings stay open at once.
+TEST(GrammarMatcher, ManyAlternatives) {
+  std::string alternatives;
+  for (int i = 0; i < 400; ++i) {
+    alternatives += fmt::format(
+        R"({}{{"properties":{{"kind":{{"const":{}}},"value":{{}}}},"required":["kind"]}})",
+        i > 0 ? "," : "", i);
+  }
+  const auto grammar =
+      compile_json_schema(fmt::format(R"({{"anyOf":[{}]}})", alternatives)).value_or_throw();
+  EXPECT_TRUE(session().matches(*grammar, R"({"kind": 399, "value": [799]})"));
+  EXPECT_FALSE(session().matches(*grammar, R"({"kind": 400})"));
+  const auto constraint = session().start(*grammar);
+  ASSERT_TRUE(GrammarSession::accept_bytes(*constraint, R"({"kind":)"));
+  EXPECT_EQ(session().allowed(*constraint), session().allowed_by_trying(*constraint));
+}
+
 TEST(GrammarMatcher, WhiteSpaceIsBounded) {
   const auto any = compile_json_object().value_or_throw();
   EXPECT_TRUE(session().matches(*any, fmt::format("{{\n{:32}\"a\": 1}}", "")));
