@@ -35,6 +35,15 @@ class Automaton {
     return {byte_edges_.data() + at(state).first_byte,
             byte_edges_.data() + at(state + 1).first_byte};
   }
+  /// The state behind a byte; -1: none.
+  [[nodiscard]] std::int32_t next(std::int32_t state, std::uint8_t byte) const {
+    for (const ByteEdge& edge : bytes_of(state)) {
+      if (byte <= edge.high) {
+        return byte >= edge.low ? edge.target : -1;
+      }
+    }
+    return -1;
+  }
   [[nodiscard]] std::int32_t first_call_of(std::int32_t state) const {
     return at(state).first_call;
   }

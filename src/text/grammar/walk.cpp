@@ -208,15 +208,17 @@ void Walker::reach_after_call(std::int32_t edge, std::int32_t need, std::int32_t
 
 void Walker::step(const Reach& from, std::uint8_t byte, std::vector<Place>& out) const {
   out.clear();
+  if (from.places.size() == 1) {  // most steps; without the list's bookkeeping
+    const Place place = from.places.front();
+    if (const std::int32_t next = automaton_->next(place.state, byte); next >= 0) {
+      out.push_back({next, place.frame});
+    }
+    return;
+  }
   PlaceList places(out);
   for (const Place& place : from.places) {
-    for (const ByteEdge& edge : automaton_->bytes_of(place.state)) {
-      if (byte <= edge.high) {
-        if (byte >= edge.low) {
-          places.add({edge.target, place.frame});
-        }
-        break;
-      }
+    if (const std::int32_t next = automaton_->next(place.state, byte); next >= 0) {
+      places.add({next, place.frame});
     }
   }
 }
