@@ -15,7 +15,7 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
       plan_(plan_serving(model, ctx, options).value_or_throw()),
       workspace_(plan_.device ? Arena::fixed(usize(plan_.workspace_bytes), *ctx.device) : Arena()),
       cache_(cache_spec_for(model, options.kv_cache_dtype).value_or_throw(), plan_.num_pages,
-             plan_.page_size, plan_.num_slots, *ctx.device),
+             plan_.page_size, plan_.num_slots, *ctx.device, plan_.prefix_limits()),
       scheduler_(cache_, options_),
       batch_(options.max_batch_tokens, options.num_seats(), cache_.pages_for(options.max_seq_len),
              *ctx.device),
@@ -35,7 +35,12 @@ Engine::Engine(const Model& model, const ExecCtx& ctx, const EngineOptions& opti
 Engine::~Engine() = default;
 
 std::span<const StepEvent> Engine::step() {
-  events_.clear();
+  events_.assign(early_events_.begin(), early_events_.end());
+  early_events_.clear();
+  end_late_requests();
+  if (paused_) {
+    return events_;
+  }
   const auto start = std::chrono::steady_clock::now();
   const std::span<const ScheduledChunk> chunks = scheduler_.plan();
   if (chunks.empty()) {
@@ -56,7 +61,8 @@ std::span<const StepEvent> Engine::step() {
       accept(*targets[i].seq, sampled[i]);
     }
   } catch (...) {
-    scheduler_.preempt_all();  // some caches may have advanced, some not
+    // Some caches may have advanced, some not.
+    scheduler_.preempt_all(Scheduler::Prefix::kDrop);
     throw;
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
@@ -181,6 +187,7 @@ void Engine::accept(Sequence& seq, const SampledToken& sampled) {
     return;
   }
   TDM_CHECK(sampled.token < model_.vocab_size(), sampled.token, model_.vocab_size());
+  scheduler_.confirm(seq);
   if (seq.num_new_tokens() == 0) {
     output.timing.first_token_s = seq.seconds_since_submit();
   }
@@ -198,21 +205,10 @@ void Engine::accept(Sequence& seq, const SampledToken& sampled) {
   events_.push_back({seq.id(), sampled.token, sampled.logprob, reason});
 }
 
-void Engine::finish(Sequence& seq, FinishReason reason) {
-  scheduler_.finish(seq);
-  seq.output.finish_reason = reason;
-  seq.output.timing.total_s = seq.seconds_since_submit();
-}
-
 void Engine::run_until_idle() {
   while (has_work()) {
     step();
   }
-}
-
-void Engine::on_weights_changed(std::optional<std::int64_t> version) {
-  weight_version_ = version.value_or(weight_version_ + 1);
-  scheduler_.preempt_all();
 }
 
 EngineStats Engine::stats() const {
@@ -223,6 +219,11 @@ EngineStats Engine::stats() const {
   stats.num_waiting = scheduler_.num_waiting();
   stats.num_free_pages = cache_.num_free_pages();
   stats.num_free_slots = cache_.num_free_slots();
+  stats.prefix = scheduler_.prefix_hits();
+  stats.num_cached_pages = cache_.tree().num_pages();
+  stats.num_checkpoints = cache_.tree().num_checkpoints();
+  stats.num_evicted_pages = cache_.tree().num_evicted_pages();
+  stats.num_evicted_checkpoints = cache_.tree().num_evicted_checkpoints();
   return stats;
 }
 
@@ -231,6 +232,10 @@ void Engine::check_integrity() const {
   const auto unfinished = std::ranges::count_if(
       sequences_, [](const auto& entry) { return entry.second->state != SeqState::kFinished; });
   TDM_CHECK(unfinished == scheduler_.num_running() + scheduler_.num_waiting(), unfinished);
+  const auto deadlines = std::ranges::count_if(sequences_, [](const auto& entry) {
+    return entry.second->state != SeqState::kFinished && entry.second->has_deadline();
+  });
+  TDM_CHECK(deadlines == num_deadlines_, deadlines, num_deadlines_);
 }
 
 }  // namespace tandem

@@ -40,7 +40,18 @@ struct EngineStats {
   std::int64_t num_running = 0;
   std::int64_t num_waiting = 0;
   std::int64_t num_free_pages = 0;
-  std::int64_t num_free_slots = 0;
+  std::int64_t num_free_slots = 0;  // of sequences
+
+  PrefixHits prefix;                  // what admissions found; recomputations count again
+  std::int64_t num_cached_pages = 0;  // that the prefix cache holds, beside the free ones
+  std::int64_t num_checkpoints = 0;   // that it holds
+  std::int64_t num_evicted_pages = 0;
+  std::int64_t num_evicted_checkpoints = 0;
+};
+
+enum class PauseMode {
+  kRetract,  // running requests give back their caches and wait, their tokens kept
+  kInPlace,  // they keep them
 };
 
 class Engine {
@@ -53,16 +64,21 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Queues a request. Errors: a sentence that names the field and what was expected.
+  /// Queues a request. Errors: a sentence that names the field and what was expected; kOverloaded
+  /// when max_queued wait already and none of them ranks lower. A request of lower priority that
+  /// gives way finishes as kAborted.
   [[nodiscard]] Expected<RequestId> submit(Request request);
   /// Queues n samples of one prompt; sample i is what submit() gives with sequence_id + i. The
   /// prompt is computed once for as many of them as run together. Ids in order.
   [[nodiscard]] Expected<std::vector<RequestId>> submit_group(const Request& request,
                                                               std::int64_t n);
 
-  [[nodiscard]] bool has_work() const { return scheduler_.has_work(); }
-  /// Runs one step of at most max_batch_tokens rows; nothing without work. The events stay valid
-  /// until the next call. Errors: what the model or an op throws; every request then waits to be
+  /// Whether step() would do or tell anything. Not while paused, but for events.
+  [[nodiscard]] bool has_work() const {
+    return !early_events_.empty() || (!paused_ && scheduler_.has_work());
+  }
+  /// Ends requests whose time is over, then runs one step of at most max_batch_tokens rows; the
+  /// latter not without work or while paused. The events stay valid until the next call. Errors: what the model or an op throws; every request then waits to be
   /// computed again, so that a later step repeats the failed one.
   std::span<const StepEvent> step();
   void run_until_idle();
@@ -75,9 +91,15 @@ class Engine {
 
   /// All running requests give back their caches, keep their tokens, and are computed again from
   /// them when stepped. Frees all pages and slots.
-  void preempt_all() { scheduler_.preempt_all(); }
+  void preempt_all() { scheduler_.preempt_all(Scheduler::Prefix::kKeep); }
+  /// Until resume(), steps compute nothing; requests may be submitted and aborted.
+  void pause(PauseMode mode);
+  void resume() { paused_ = false; }
+  [[nodiscard]] bool paused() const { return paused_; }
+  /// Empties the prefix cache. Errors: how many requests are running, as they use it.
+  [[nodiscard]] Status flush_cache();
   /// To be called between steps after the model's weights changed: drops everything computed with
-  /// the older ones. Unfinished requests go on under the new ones. Without an argument the version
+  /// the older ones, the prefix cache too. Unfinished requests go on under the new ones. Without an argument the version
   /// rises by 1.
   void on_weights_changed(std::optional<std::int64_t> version = std::nullopt);
   [[nodiscard]] std::int64_t weight_version() const { return weight_version_; }
@@ -101,6 +123,9 @@ class Engine {
   void keep_routed_experts(std::span<const ScheduledChunk> chunks, bool keep_routed);
   void accept(Sequence& seq, const SampledToken& sampled);
   void finish(Sequence& seq, FinishReason reason);
+  void abort(Sequence& seq, AbortCause cause, std::string error);
+  [[nodiscard]] Status make_room_in_queue(std::int64_t count, std::int32_t priority);
+  void end_late_requests();
   [[nodiscard]] std::optional<FinishReason> reason_to_finish(const Sequence& seq) const;
 
   const Model& model_;
@@ -122,6 +147,9 @@ class Engine {
   std::map<std::pair<BatchBucket, bool>, std::unique_ptr<Recording>> recordings_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;  // by id, until taken
   std::vector<StepEvent> events_;
+  std::vector<StepEvent> early_events_;  // of what ended between steps; told by the next
+  std::int64_t num_deadlines_ = 0;       // unfinished requests that have one
+  bool paused_ = false;
   EngineStats stats_;
   std::int64_t weight_version_;
   std::uint64_t next_id_ = 1;

@@ -1,5 +1,4 @@
-// engine_requests.cpp — the request boundary of the engine: validating, queueing, aborting, handing
-// out.
+// engine_requests.cpp — the request boundary of the engine: validating, queueing, handing out.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -31,6 +30,16 @@ Status validate_ids(std::string_view field, std::span<const std::int32_t> ids,
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab_size) {
       return fail("{}[{}] is {}: expected a token id in [0, {})", field, i, ids[i], vocab_size);
+    }
+  }
+  return Ok{};
+}
+
+Status validate_limits(const Request& request) {
+  for (const auto& [field, seconds] : {std::pair{"queue_timeout_s", request.queue_timeout_s},
+                                       std::pair{"timeout_s", request.timeout_s}}) {
+    if (!std::isfinite(seconds) || seconds < 0) {
+      return fail("{} is {}: expected 0 (never) or a number of seconds", field, seconds);
     }
   }
   return Ok{};
@@ -75,12 +84,18 @@ Status Engine::validate(const Request& request) const {
         request.max_new_tokens, request.prompt.size(), options_.max_seq_len,
         std::max<std::int64_t>(room, 0));
   }
+  if (Status limits = validate_limits(request); !limits) {
+    return limits;
+  }
   return validate_sampling(request.sampling);
 }
 
 Expected<RequestId> Engine::submit(Request request) {
   if (Status status = validate(request); !status) {
     return status.failure();
+  }
+  if (Status room = make_room_in_queue(1, request.priority); !room) {
+    return room.failure();
   }
   return enqueue(std::move(request), 0);
 }
@@ -91,6 +106,9 @@ Expected<std::vector<RequestId>> Engine::submit_group(const Request& request, st
   }
   if (Status status = validate(request); !status) {
     return status.failure();
+  }
+  if (Status room = make_room_in_queue(n, request.priority); !room) {
+    return room.failure();
   }
   std::vector<RequestId> ids;
   const std::uint64_t group = next_id_;
@@ -121,18 +139,13 @@ RequestId Engine::enqueue(Request request, std::uint64_t group) {
     seq->output.routed_experts.reserve(usize((max_tokens - 1) * routed_width_));
   }
   seq->output.weight_spans.reserve(4);
+  if (!seq->request.cache_salt.empty()) {
+    seq->salt = std::make_shared<const std::string>(seq->request.cache_salt);
+  }
+  num_deadlines_ += seq->has_deadline() ? 1 : 0;
   scheduler_.add(*seq);
   sequences_.emplace(value_of(id), std::move(seq));
   return id;
-}
-
-bool Engine::abort(RequestId id) {
-  const auto found = sequences_.find(value_of(id));
-  if (found == sequences_.end() || found->second->state == SeqState::kFinished) {
-    return false;
-  }
-  finish(*found->second, FinishReason::kAborted);
-  return true;
 }
 
 Expected<RequestOutput> Engine::take_output(RequestId id) {

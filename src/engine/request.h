@@ -80,6 +80,15 @@ enum class FinishReason { kStop, kLength, kAborted, kError };
 /// "stop", "length", "aborted", "error".
 [[nodiscard]] std::string_view finish_reason_name(FinishReason reason);
 
+/// Who ended a request that finished as kAborted.
+enum class AbortCause {
+  kNone,          // it was not aborted
+  kCaller,        // Engine::abort()
+  kQueueFull,     // gave way to a request of higher priority
+  kQueueTimeout,  // Request::queue_timeout_s
+  kTimeout,       // Request::timeout_s
+};
+
 /// Tokens from `first_token` of the response up to the next span were sampled under `version`.
 struct WeightSpan {
   std::int64_t first_token = 0;
@@ -104,14 +113,15 @@ struct RequestOutput {
   std::vector<float> prompt_logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   FinishReason finish_reason = FinishReason::kStop;
-  std::string error;  // one sentence; only for kError
+  AbortCause abort_cause = AbortCause::kNone;
+  std::string error;  // one sentence; for kError, and where the engine itself aborted
   // [prompt + tokens - 1, moe_layers * top_k]: the experts every fed token was routed to (the last
   // token is never fed). Rows recomputed after a weight change are those of the newer weights. An
   // aborted request has the rows computed so far. Empty unless want_routed_experts.
   std::vector<std::int32_t> routed_experts;
   std::vector<WeightSpan> weight_spans;  // one unless the weights changed midway; empty: no token
   std::int64_t num_preemptions = 0;
-  std::int64_t cached_tokens = 0;         // prompt tokens taken from the prefix cache
+  std::int64_t cached_tokens = 0;  // prompt tokens taken from the prefix cache when it first ran
   std::int64_t shared_prompt_tokens = 0;  // prompt tokens taken from a group member's prefill
   RequestTiming timing;
 
@@ -124,7 +134,7 @@ struct RequestOutput {
 /// What one step did to one request, for streaming.
 struct StepEvent {
   RequestId id{};
-  std::int32_t token = -1;  // -1: no token (an error ended the request)
+  std::int32_t token = -1;  // -1: no token (an error or the engine ended the request)
   float logprob = 0;        // of `token`, as in RequestOutput::logprobs
   std::optional<FinishReason> finish;
   std::span<const TokenLogprob> top_logprobs = {};  // valid until the next step
