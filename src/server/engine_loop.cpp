@@ -15,9 +15,12 @@ std::int64_t now_ns() {
       .count();
 }
 
-/// Which of the codes a refusal of Engine::submit() is.
-ApiError refused(const std::string& message) {
-  return {400, "invalid_request_error", message};
+/// What a refusal of Engine::submit_group() is to a client.
+ApiError refused(const Failure& failure) {
+  if (failure.kind == Failure::Kind::kOverloaded) {
+    return {429, "queue_full", failure.message, "", 1};
+  }
+  return {400, "invalid_request_error", failure.message};
 }
 
 }  // namespace
@@ -40,8 +43,11 @@ std::vector<Update> Mailbox::take() {
 }
 
 EngineLoop::EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx,
-                       const EngineOptions& options, const LoopLimits& limits)
-    : model_(std::move(model)), ctx_(ctx), options_(options), limits_(limits) {
+                       const EngineOptions& options)
+    : model_(std::move(model)),
+      vocab_size_(model_.vocab_size()),
+      ctx_(ctx),
+      options_(options) {
   labels_[options.first_weight_version] = "default";
   std::promise<void> built;
   std::future<void> is_built = built.get_future();
@@ -89,7 +95,7 @@ void EngineLoop::run() {
     bool is_last = false;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !commands_.empty() || can_step(); });
+      wake_.wait(lock, [this] { return stop_ || !commands_.empty() || engine_->has_work(); });
       commands = std::exchange(commands_, {});
       is_last = stop_;
     }
@@ -99,7 +105,7 @@ void EngineLoop::run() {
     if (is_last) {
       break;
     }
-    if (can_step()) {
+    if (engine_->has_work()) {
       step();
     }
     publish_stats();
@@ -177,17 +183,6 @@ std::optional<ApiError> EngineLoop::try_admit(JobId id, const Job& job) {
   if (is_draining_) {
     return ApiError{503, "shutting_down", "the server is shutting down"};
   }
-  std::int64_t num_samples = 0;
-  for (const Job::Prompt& prompt : job.prompts) {
-    num_samples += prompt.n;
-  }
-  const std::int64_t room = options_.num_seats() + limits_.max_queued - isize(entries_);
-  if (num_samples > room) {
-    return ApiError{429, "queue_full",
-                    fmt::format("the queue is full: {} samples are unfinished, at most {} may be",
-                                entries_.size(), options_.num_seats() + limits_.max_queued),
-                    "", 1};
-  }
   OpenJob& open = jobs_[id];
   open.mailbox = job.mailbox;
   std::vector<RequestId> submitted;
@@ -199,7 +194,7 @@ std::optional<ApiError> EngineLoop::try_admit(JobId id, const Job& job) {
         (void)engine_->take_output(sample);
         entries_.erase(sample);
       }
-      return refused(ids.message());
+      return refused(ids.failure());
     }
     for (const RequestId sample : *ids) {
       const std::int64_t index = isize(submitted);
@@ -279,14 +274,12 @@ void EngineLoop::abort_all(std::function<void()> done) {
   abort_rid("", true, std::move(done));
 }
 
-void EngineLoop::pause(PauseMode mode, std::function<void()> done) {
-  post([this, mode, done = std::move(done)] {
-    is_paused_ = true;
-    if (mode == PauseMode::kAbort) {
+void EngineLoop::pause(PauseMode mode, bool aborts, std::function<void()> done) {
+  post([this, mode, aborts, done = std::move(done)] {
+    if (aborts) {
       abort_everything("");
-    } else if (mode == PauseMode::kRetract) {
-      engine_->preempt_all();
     }
+    engine_->pause(mode);
     publish_stats();
     done();
   });
@@ -294,14 +287,14 @@ void EngineLoop::pause(PauseMode mode, std::function<void()> done) {
 
 void EngineLoop::resume(std::function<void()> done) {
   post([this, done = std::move(done)] {
-    is_paused_ = false;
+    engine_->resume();
     publish_stats();
     done();
   });
 }
 
-void EngineLoop::flush_cache(std::function<void(std::int64_t)> done) {
-  post([this, done = std::move(done)] { done(isize(entries_)); });
+void EngineLoop::flush_cache(std::function<void(Status)> done) {
+  post([this, done = std::move(done)] { done(engine_->flush_cache()); });
 }
 
 void EngineLoop::replace_model(std::unique_ptr<Model> model, std::string label,
@@ -342,7 +335,7 @@ void EngineLoop::publish_stats() {
   stats.num_unfinished = isize(entries_);
   stats.num_tokens = num_tokens_;
   stats.tokens_per_s = entries_.empty() ? 0 : tokens_per_s_;
-  stats.is_paused = is_paused_;
+  stats.is_paused = engine_->paused();
   const std::lock_guard lock(mutex_);
   stats_ = stats;
 }

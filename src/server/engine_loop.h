@@ -63,12 +63,6 @@ struct Job {
   std::function<void(std::optional<ApiError>)> on_admitted;
 };
 
-struct LoopLimits {
-  std::int64_t max_queued = 1024;  // samples beyond those that can run at once
-};
-
-enum class PauseMode { kAbort, kRetract, kInPlace };
-
 /// A consistent picture between two steps.
 struct LoopStats {
   EngineStats engine = {};
@@ -83,8 +77,7 @@ class EngineLoop {
  public:
   /// Builds the Engine on its own thread. What `ctx` points to outlives the loop.
   /// Errors: what Engine's constructor throws.
-  EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx, const EngineOptions& options,
-             const LoopLimits& limits);
+  EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx, const EngineOptions& options);
   ~EngineLoop() { stop(); }
   EngineLoop(const EngineLoop&) = delete;
   EngineLoop& operator=(const EngineLoop&) = delete;
@@ -98,10 +91,11 @@ class EngineLoop {
   void abort_rid(std::string rid, bool is_prefix, std::function<void()> done = {});
   void abort_all(std::function<void()> done = {});
   /// No step runs from `done` until resume(). Jobs may be submitted meanwhile.
-  void pause(PauseMode mode, std::function<void()> done);
+  /// `aborts`: unfinished ones end first.
+  void pause(PauseMode mode, bool aborts, std::function<void()> done);
   void resume(std::function<void()> done);
-  /// `done` gets the number of unfinished samples; unless it is 0 nothing was flushed.
-  void flush_cache(std::function<void(std::int64_t)> done);
+  /// `done` gets why nothing was flushed, or success.
+  void flush_cache(std::function<void(Status)> done);
   /// Between two steps: the old weights are gone afterwards, unfinished samples go on under the new
   /// ones. `label` names them; empty: their number. `done` gets a sentence when they do not fit.
   void replace_model(std::unique_ptr<Model> model, std::string label, std::function<void(Status)> done);
@@ -118,6 +112,7 @@ class EngineLoop {
   [[nodiscard]] std::string weight_label() const;
   [[nodiscard]] std::string weight_label(std::int64_t version) const;
   [[nodiscard]] const EngineOptions& options() const { return options_; }
+  [[nodiscard]] std::int64_t vocab_size() const { return vocab_size_; }
   /// On a device with memory of its own a step is recorded with the addresses of the weights.
   [[nodiscard]] bool can_replace_model() const { return ctx_.device->host_visible(); }
   /// Every invariant, on the engine's thread; returns when it held. For tests.
@@ -136,7 +131,6 @@ class EngineLoop {
 
   void run();
   void post(std::function<void()> command);
-  [[nodiscard]] bool can_step() const { return !is_paused_ && engine_->has_work(); }
   void step();
   void admit(JobId id, Job job);
   [[nodiscard]] std::optional<ApiError> try_admit(JobId id, const Job& job);
@@ -147,9 +141,9 @@ class EngineLoop {
   void publish_stats();
 
   ReplaceableModel model_;
+  std::int64_t vocab_size_;
   ExecCtx ctx_;
   EngineOptions options_;
-  LoopLimits limits_;
   std::atomic<std::uint64_t> next_job_{1};
   std::atomic<bool> is_draining_{false};
   std::atomic<std::int64_t> step_began_ns_{0};  // of the steady clock; 0: no step runs
@@ -158,7 +152,6 @@ class EngineLoop {
   std::unique_ptr<Engine> engine_;
   std::unordered_map<RequestId, Entry> entries_;
   std::unordered_map<JobId, OpenJob> jobs_;
-  bool is_paused_ = false;
   std::int64_t num_tokens_ = 0;
   Clock::time_point window_start_ = Clock::now();
   std::int64_t window_tokens_ = 0;

@@ -129,7 +129,9 @@ std::string Metrics::text(const LoopStats& stats, const EngineOptions& options,
   const EngineStats& engine = stats.engine;
   const std::int64_t page = stats.plan.page_size;
   const std::int64_t all_tokens = stats.plan.num_pages * page;
-  const std::int64_t free_tokens = engine.num_free_pages * page;
+  // What the prefix cache holds can be had at once.
+  const std::int64_t cached_tokens = engine.num_cached_pages * page;
+  const std::int64_t free_tokens = (engine.num_free_pages + engine.num_cached_pages) * page;
   const double kv_usage = share(all_tokens - free_tokens, all_tokens);
   const double state_usage =
       share(stats.plan.num_slots - engine.num_free_slots, stats.plan.num_slots);
@@ -144,6 +146,7 @@ std::string Metrics::text(const LoopStats& stats, const EngineOptions& options,
   gauge("sglang:num_used_tokens", all_tokens - free_tokens);
   gauge("sglang:kv_used_tokens", all_tokens - free_tokens);
   gauge("sglang:kv_available_tokens", free_tokens);
+  gauge("sglang:kv_evictable_tokens", cached_tokens);
   gauge("sglang:token_usage", std::max(kv_usage, state_usage));
   gauge("sglang:full_token_usage", kv_usage);
   gauge("sglang:mamba_usage", state_usage);
@@ -185,6 +188,10 @@ std::string Metrics::text(const LoopStats& stats, const EngineOptions& options,
   out.histogram("vllm:request_queue_time_seconds", queued_s_);
   out.histogram("vllm:request_prompt_tokens", prompt_sizes_);
   out.histogram("vllm:request_generation_tokens", generation_sizes_);
+  // What was not computed again, and where rows were there but no state to go on from.
+  out.family("tandem:prefix_match_tokens_total", "kind",
+             {{"kv", static_cast<std::uint64_t>(engine.prefix.kv_tokens)},
+              {"state", static_cast<std::uint64_t>(engine.prefix.state_tokens)}});
   return out.take();
 }
 

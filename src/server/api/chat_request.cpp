@@ -134,11 +134,20 @@ void set_grammar(const FieldReader& fields, const Conversation& conversation, Sa
     fields.reject("response_format", "response_format and " + sampling.grammar.param +
                                          " exclude each other");
   }
-  sampling.grammar =
-      conversation.response_format == ResponseFormat::kJsonObject
-          ? GrammarSource{GrammarSource::Kind::kJsonObject, "", "response_format"}
-          : GrammarSource{GrammarSource::Kind::kJsonSchema, conversation.response_schema_json,
-                          "response_format.json_schema.schema"};
+  if (conversation.response_format == ResponseFormat::kJsonObject) {
+    sampling.grammar = {GrammarSource::Kind::kJsonObject, "", false, "response_format"};
+    return;
+  }
+  const Json* format = fields.object("response_format");
+  const Json* inner =
+      format == nullptr
+          ? nullptr
+          : FieldReader(*format, fields.problem(), "response_format.").object("json_schema");
+  const bool is_strict =
+      inner != nullptr &&
+      FieldReader(*inner, fields.problem(), "response_format.json_schema.").boolean("strict", false);
+  sampling.grammar = {GrammarSource::Kind::kJsonSchema, conversation.response_schema_json,
+                      is_strict, "response_format.json_schema.schema"};
 }
 
 }  // namespace

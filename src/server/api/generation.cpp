@@ -25,6 +25,22 @@ SampleText make_text(const Service& service, const PromptPlan& plan) {
   return {std::move(parser), std::move(stops), plan.sampling.keeps_stop};
 }
 
+/// What the engine's own ending of a request is to a client that has nothing of the answer yet.
+std::optional<ApiError> error_of(const RequestOutput& output) {
+  switch (output.abort_cause) {
+    case AbortCause::kNone:
+    case AbortCause::kCaller:
+      return std::nullopt;
+    case AbortCause::kQueueFull:
+      return ApiError{429, "queue_full", output.error, "", 1};
+    case AbortCause::kQueueTimeout:
+      return ApiError{503, "queue_timeout", output.error, "", 1};
+    case AbortCause::kTimeout:
+      return ApiError{503, "request_timeout", output.error};
+  }
+  return std::nullopt;
+}
+
 bool contains(std::span<const std::int32_t> ids, std::int32_t id) {
   return std::ranges::find(ids, id) != ids.end();
 }
@@ -203,12 +219,8 @@ void Generation::handle(Update update) {
                  fmt::format("request {}: {}", exchange_->request().id, update.output->error)});
       return;
     }
-    const bool never_ran =
-        update.output->finish_reason == FinishReason::kAborted && sample.tokens.empty();
-    const double limit = service_.options.queue_timeout_s;
-    if (never_ran && limit > 0 && update.output->timing.total_s >= limit) {
-      fail_with({503, "queue_timeout",
-                 fmt::format("the request waited longer than {} s in the queue", limit), "", 1});
+    if (const auto error = error_of(*update.output); error && sample.tokens.empty()) {
+      fail_with(*error);
       return;
     }
     finish_sample(sample, *std::move(update.output), delta);

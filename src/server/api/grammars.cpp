@@ -24,7 +24,8 @@ Grammars::Result Grammars::compile(const GrammarSource& source) const {
       result = compile_json_object();
       break;
     case GrammarSource::Kind::kJsonSchema:
-      result = compile_json_schema(source.text);
+      result = compile_json_schema(
+          source.text, {}, source.is_strict ? SchemaDefaults::kClosed : SchemaDefaults::kOpen);
       break;
     case GrammarSource::Kind::kRegex:
       result = compile_regex(source.text);

@@ -111,10 +111,10 @@ void read_grammar(const FieldReader& fields, Sampling& sampling) {
     fields.reject("regex", fields.path_of("regex") + ": expected at most one of json_schema, regex");
   } else if (has_schema) {
     sampling.grammar = {GrammarSource::Kind::kJsonSchema,
-                        schema->is_string() ? schema->get<std::string>() : to_line(*schema),
+                        schema->is_string() ? schema->get<std::string>() : to_line(*schema), false,
                         fields.path_of("json_schema")};
   } else if (!regex.empty()) {
-    sampling.grammar = {GrammarSource::Kind::kRegex, regex, fields.path_of("regex")};
+    sampling.grammar = {GrammarSource::Kind::kRegex, regex, false, fields.path_of("regex")};
   }
 }
 

@@ -24,6 +24,7 @@ struct GrammarSource {
   enum class Kind { kNone, kJsonObject, kJsonSchema, kRegex };
   Kind kind = Kind::kNone;
   std::string text = {};   // schema as JSON, or pattern
+  bool is_strict = false;  // of a schema: what it does not name is forbidden
   std::string param = {};  // the field it came from
 
   friend auto operator<=>(const GrammarSource&, const GrammarSource&) = default;

@@ -12,14 +12,18 @@ void Router::add(std::string_view method, std::string path, Access access, Handl
 }
 
 const std::vector<Router::Route>* Router::find(const std::string& path) const {
-  auto found = routes_.find(path);
-  if (found == routes_.end() && path.size() > 1) {
-    const std::size_t slash = path.rfind('/');
-    if (slash != std::string::npos && slash > 0 && slash + 1 < path.size()) {
-      found = routes_.find(path.substr(0, slash + 1));
+  if (const auto found = routes_.find(path); found != routes_.end()) {
+    return &found->second;
+  }
+  // "/v1/models/org/name" is also an entry below "/v1/models/".
+  for (std::size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
+       slash = path.rfind('/', slash - 1)) {
+    const auto found = routes_.find(std::string_view(path).substr(0, slash + 1));
+    if (found != routes_.end() && slash + 1 < path.size()) {
+      return &found->second;
     }
   }
-  return found == routes_.end() ? nullptr : &found->second;
+  return nullptr;
 }
 
 bool Router::may(const HttpRequest& request, Access access) const {

@@ -26,7 +26,7 @@ class Router {
  public:
   explicit Router(AccessKeys keys) : keys_(std::move(keys)) {}
 
-  /// A path that ends in '/' also takes one more segment, which the handler reads from the request.
+  /// A path that ends in '/' takes whatever follows, which the handler reads from the request.
   void add(std::string_view method, std::string path, Access access, Handler handler);
 
   /// Checks the key, then calls the handler. What it throws becomes a 500 with the request's id.
