@@ -64,8 +64,13 @@ class SchemaCompiler {
   // `path`: the schemas whose references and allOf lead here.
   void flatten(SchemaPart part, SchemaSet& flat, std::vector<const JsonNode*>& path) {
     const JsonNode& schema = *part.schema;
+    const auto add = [&] {
+      if (std::find(flat.begin(), flat.end(), part) == flat.end()) {
+        flat.push_back(part);
+      }
+    };
     if (part.flattened) {
-      flat.push_back(part);
+      add();
       return;
     }
     if (schema.is_true() || failure_ || !budget_.take_work(1)) {
@@ -80,9 +85,7 @@ class SchemaCompiler {
       return;
     }
     part.flattened = true;
-    if (std::find(flat.begin(), flat.end(), part) == flat.end()) {
-      flat.push_back(part);
-    }
+    add();
     path.push_back(&schema);
     if (const JsonNode* reference = schema.find("$ref")) {
       flatten({&index_.target_of(reference->text)}, flat, path);

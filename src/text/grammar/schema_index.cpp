@@ -200,7 +200,7 @@ class SchemaChecker {
   }
 
   Status check_keyword(const JsonNode& schema, const JsonMember& member, std::int64_t depth) {
-    const std::string path = "/" + escaped(member.key);
+    const std::string path = fmt::format("/{}", escaped(member.key));
     const JsonNode& value = member.value;
     const auto shape = shape_of(member.key);
     if (!shape || (*shape == Shape::kFalse && (!value.is(JsonKind::kBoolean) || value.is_true()))) {
@@ -330,7 +330,7 @@ std::string SchemaIndex::pointer_of(const JsonNode& schema) const {
     pointer.insert(0, place.path);
     node = place.parent;
   }
-  return "#" + pointer;
+  return fmt::format("#{}", pointer);
 }
 
 Expected<std::int32_t> count_of(const JsonNode& value) {
