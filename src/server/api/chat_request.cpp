@@ -72,7 +72,7 @@ std::string read_named_choice(const FieldReader& fields, const std::set<std::str
     return {};
   }
   if (!choice->is_object()) {
-    if (names.empty() && *choice == "required") {
+    if (names.empty() && is_text(*choice, "required")) {
       fields.reject("tool_choice", "tool_choice is \"required\": expected tools to choose from");
     }
     return {};

@@ -29,6 +29,15 @@ template <typename AnyJson>
 /// `may_be_empty`.
 [[nodiscard]] Json parse_body(const HttpRequest& request, bool may_be_empty, Problem& problem);
 
+[[nodiscard]] inline bool is_text(const Json& value, std::string_view text) {
+  return value.is_string() && value.get_ref<const std::string&>() == text;
+}
+/// What clients send for "none": false, "" and [].
+[[nodiscard]] inline bool is_nothing(const Json& value) {
+  return is_text(value, "") || (value.is_boolean() && !value.get<bool>()) ||
+         (value.is_array() && value.empty());
+}
+
 struct IntRange {
   std::int64_t least = std::numeric_limits<std::int64_t>::min();
   std::int64_t most = std::numeric_limits<std::int64_t>::max();

@@ -336,7 +336,7 @@ NativeRequest read_native(const Service& service, const FieldReader& fields) {
   for (const std::string_view key : {"return_hidden_states", "token_ids_logprob", "image_data",
                                      "input_embeds", "lora_path", "session_params"}) {
     const Json* value = fields.find(key);
-    if (value != nullptr && *value != false) {
+    if (value != nullptr && !is_nothing(*value)) {
       fields.reject(key, fmt::format("{} is not supported", key));
     }
   }

@@ -106,7 +106,7 @@ void read_stops(const FieldReader& fields, const ModelLimits& limits, Sampling& 
 void read_grammar(const FieldReader& fields, Sampling& sampling) {
   const Json* schema = fields.find("json_schema");
   const std::string regex = fields.string("regex");
-  const bool has_schema = schema != nullptr && *schema != "";
+  const bool has_schema = schema != nullptr && !is_text(*schema, "");
   if (has_schema && !regex.empty()) {
     fields.reject("regex", fields.path_of("regex") + ": expected at most one of json_schema, regex");
   } else if (has_schema) {
@@ -124,7 +124,7 @@ void refuse_unsupported(const FieldReader& fields) {
        {"ebnf", "structural_tag", "stop_regex", "max_thinking_tokens", "suffix",
         "use_beam_search", "lora_path", "session_params", "custom_logit_processor"}) {
     const Json* value = fields.find(key);
-    if (value != nullptr && *value != "" && *value != false && !(value->is_array() && value->empty())) {
+    if (value != nullptr && !is_nothing(*value)) {
       fields.reject(key, fields.path_of(key) + " is not supported");
     }
   }
