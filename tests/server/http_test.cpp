@@ -196,6 +196,7 @@ TEST_F(HttpTest, SlowClientsAreCut) {
   options_.header_timeout_s = 0.05;
   options_.body_timeout_s = 0.05;
   options_.idle_timeout_s = 0.2;
+  options_.linger_s = 0.05;
   start();
   HttpClient slow_header = client();
   slow_header.send("GET /hello HTTP/1.1\r\nHos");

@@ -15,10 +15,10 @@ double json_logprob(float logprob) {
 }
 
 OrderedJson matched_stop(const Sample& sample) {
-  if (sample.stop_token) {
-    return *sample.stop_token;
+  if (sample.text.is_stopped()) {
+    return sample.text.stop_string();
   }
-  return sample.text.is_stopped() ? OrderedJson(sample.text.stop_string()) : OrderedJson(nullptr);
+  return sample.stop_token ? OrderedJson(*sample.stop_token) : OrderedJson(nullptr);
 }
 
 StreamFields read_stream_fields(const FieldReader& fields) {

@@ -190,6 +190,7 @@ void Generation::take_token(Sample& sample, const Update& update, Delta& delta) 
 
 void Generation::finish_sample(Sample& sample, RequestOutput output, Delta& delta) {
   delta.append(sample.text.finish());
+  sample.is_cut = sample.is_cut || sample.text.is_stopped();
   sample.output = std::move(output);
   sample.is_finished = true;
   ++num_finished_;

@@ -84,6 +84,9 @@ Delta SampleText::finish() {
     const std::string rest = stops_.finish();
     answer_out_ += rest.size();
     delta.content += rest;
+    if (keeps_stop_) {  // a match that was waiting for a longer one
+      delta.content += stops_.matched();
+    }
     release_held(delta, true);
   }
   delta.ids = std::exchange(ids_, {});

@@ -21,7 +21,6 @@ using boost::system::error_code;
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 // Input kept beyond the present request; a client that sends more waits for its answers first.
 constexpr std::size_t kMaxAhead = std::size_t{64} << 10;
-constexpr double kLingerSeconds = 2;
 
 std::chrono::steady_clock::duration to_duration(double seconds) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
@@ -62,7 +61,9 @@ Connection::Connection(Socket socket, const HttpOptions& options, const Router& 
 }
 
 Connection::~Connection() {
-  --counters_->connections;
+  if (phase_ != Phase::kClosed) {
+    --counters_->connections;
+  }
 }
 
 void Connection::start() {
@@ -345,7 +346,7 @@ void Connection::linger() {
     close();
     return;
   }
-  set_read_limit(kLingerSeconds);
+  set_read_limit(options_.linger_s);
   in_.clear();
   wait_for_input();
 }
@@ -355,6 +356,7 @@ void Connection::close() {
     return;
   }
   phase_ = Phase::kClosed;
+  --counters_->connections;
   error_code ignored;
   socket_.shutdown(Socket::shutdown_both, ignored);
   socket_.close(ignored);

@@ -1,6 +1,7 @@
 #include "server/http/http_server.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -38,7 +39,7 @@ class HttpServer::Impl {
   void start() {
     asio::post(accept_strand_, [this] { accept(); });
     for (int i = 0; i < options_.num_threads; ++i) {
-      threads_.emplace_back([this] { context_.run(); });
+      threads_.emplace_back([this] { run(); });
     }
   }
 
@@ -72,6 +73,17 @@ class HttpServer::Impl {
   }
 
  private:
+  void run() {
+    for (;;) {
+      try {
+        context_.run();
+        return;
+      } catch (const std::exception& error) {  // of one task; its client sees a timeout at worst
+        log_warn("http.task_failed", "error={}", error.what());
+      }
+    }
+  }
+
   void stop_when_closed() {
     const auto connections = live_connections();
     if (connections.empty() || ++num_stop_rounds_ > 1000) {

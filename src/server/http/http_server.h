@@ -19,6 +19,7 @@ struct HttpOptions {
   double body_timeout_s = 30;    // without progress
   double idle_timeout_s = 60;    // between requests
   double write_timeout_s = 30;   // a client that does not read
+  double linger_s = 2;           // for the client to close after a last answer
   double event_comment_s = 10;   // silence on a stream of events until a comment is sent
   std::uint32_t max_header_bytes = 64 * 1024;
   std::uint32_t max_headers = 100;
