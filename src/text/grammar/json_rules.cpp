@@ -66,11 +66,13 @@ Part digits(Nfa& nfa, std::int32_t min, std::int32_t max) {
   return whole;
 }
 
-// Digit strings of one length between two bounds; `exact_low`: the digits so far equal those of
-// the lower bound, which therefore still binds.
+// Digit strings of one length between two bounds.
 Part digits_between(Nfa& nfa, std::string_view low, std::string_view high) {
-  if (low.empty()) {
-    return nfa.empty();
+  const bool is_all =
+      low.find_first_not_of('0') == low.npos && high.find_first_not_of('9') == high.npos;
+  if (is_all) {
+    const auto length = checked_cast<std::int32_t>(low.size());
+    return digits(nfa, length, length);
   }
   const auto byte = [](char c) { return static_cast<std::uint8_t>(c); };
   const std::string_view low_rest = low.substr(1);

@@ -67,12 +67,13 @@ class MaskCache {
 
   std::shared_ptr<const Automaton> automaton_;
   std::shared_ptr<const TokenTrie> trie_;
-  std::shared_ptr<const NodeSet> root_;
 
   std::mutex mutex_;  // of what follows
   std::map<MapKey, std::shared_ptr<const MaskEntry>> entries_;
   std::map<std::vector<std::int32_t>, std::shared_ptr<const NodeSet>> sets_;
   std::int64_t bytes_ = 0;  // of entries and sets
+
+  std::shared_ptr<const NodeSet> root_;  // constant; last, because it is one of the sets
 };
 
 }  // namespace tandem::grammar
