@@ -78,8 +78,9 @@ class Engine {
     return !early_events_.empty() || (!paused_ && scheduler_.has_work());
   }
   /// Ends requests whose time is over, then runs one step of at most max_batch_tokens rows; the
-  /// latter not without work or while paused. The events stay valid until the next call. Errors: what the model or an op throws; every request then waits to be
-  /// computed again, so that a later step repeats the failed one.
+  /// latter not without work or while paused. The events stay valid until the next call. Errors:
+  /// what the model or an op throws; every request then waits to be computed again, so that a later
+  /// step repeats the failed one.
   std::span<const StepEvent> step();
   void run_until_idle();
 
@@ -99,8 +100,8 @@ class Engine {
   /// Empties the prefix cache. Errors: how many requests are running, as they use it.
   [[nodiscard]] Status flush_cache();
   /// To be called between steps after the model's weights changed: drops everything computed with
-  /// the older ones, the prefix cache too. Unfinished requests go on under the new ones. Without an argument the version
-  /// rises by 1.
+  /// the older ones, the prefix cache too. Unfinished requests go on under the new ones. Without an
+  /// argument the version rises by 1.
   void on_weights_changed(std::optional<std::int64_t> version = std::nullopt);
   [[nodiscard]] std::int64_t weight_version() const { return weight_version_; }
 

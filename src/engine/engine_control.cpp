@@ -8,8 +8,8 @@
 namespace tandem {
 
 void Engine::finish(Sequence& seq, FinishReason reason) {
-  scheduler_.finish(seq, reason == FinishReason::kError ? Scheduler::Prefix::kDrop
-                                                        : Scheduler::Prefix::kKeep);
+  scheduler_.finish(
+      seq, reason == FinishReason::kError ? Scheduler::Prefix::kDrop : Scheduler::Prefix::kKeep);
   num_deadlines_ -= seq.has_deadline() ? 1 : 0;
   seq.output.finish_reason = reason;
   seq.output.timing.total_s = seq.seconds_since_submit();

@@ -94,7 +94,8 @@ std::int64_t default_checkpoints(const EngineOptions& options, const MemoryPlan&
   if (!options.prefix_cache || options.max_seq_len < options.checkpoint_grid() + 2) {
     return 0;
   }
-  const std::int64_t most = 2 * options.num_seats();
+  constexpr std::int64_t kConversations = 8;  // of a single user
+  const std::int64_t most = std::max(2 * options.num_seats(), kConversations);
   if (plan.slot_bytes == 0) {
     return most;
   }

@@ -26,8 +26,9 @@ struct EngineOptions {
   std::int64_t max_queued = 0;          // waiting requests at once; 0: no limit
 
   bool prefix_cache = true;
-  std::int64_t checkpoint_tokens = 0;     // multiple of page_size; 0: the least from 64 on
-  std::int64_t num_checkpoint_slots = 0;  // states kept for the prefix cache; 0: plan_memory chooses
+  std::int64_t checkpoint_tokens = 0;  // multiple of page_size; 0: the least from 64 on
+  std::int64_t num_checkpoint_slots =
+      0;  // states kept for the prefix cache; 0: plan_memory chooses
   // For tests: every so many steps all running sequences that have drawn a token since they were
   // admitted are preempted; 0: never.
   std::int64_t preempt_every = 0;
@@ -68,16 +69,16 @@ struct MemoryPlan {
   std::int64_t page_bytes = 0;  // one page
   std::int64_t num_slots = 0;
   LatentFormat latent_format = LatentFormat::kF32;
-  std::int64_t slot_bytes = 0;         // one state slot
+  std::int64_t slot_bytes = 0;            // one state slot
   std::int64_t num_checkpoint_slots = 0;  // more slots, of the prefix cache; 0: it is off
   std::int64_t checkpoint_tokens = 0;     // between two of them
-  std::int64_t batch_bytes = 0;        // logits, routed experts and batch arrays
-  std::int64_t workspace_bytes = 0;    // activations of a pass; 0: as they come, in host memory
-  std::optional<DeviceMemory> device;  // as it was when the plan was made, weights resident
+  std::int64_t batch_bytes = 0;           // logits, routed experts and batch arrays
+  std::int64_t workspace_bytes = 0;       // activations of a pass; 0: as they come, in host memory
+  std::optional<DeviceMemory> device;     // as it was when the plan was made, weights resident
 
   [[nodiscard]] std::int64_t total_bytes() const {
-    return weight_bytes + num_pages * page_bytes +
-           (num_slots + num_checkpoint_slots) * slot_bytes + batch_bytes + workspace_bytes;
+    return weight_bytes + num_pages * page_bytes + (num_slots + num_checkpoint_slots) * slot_bytes +
+           batch_bytes + workspace_bytes;
   }
   /// What the prefix cache is made with.
   [[nodiscard]] PrefixTreeLimits prefix_limits() const {
@@ -96,8 +97,9 @@ struct MemoryPlan {
 [[nodiscard]] Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& options);
 
 /// Checkpoints when the caller gave no number, of `bytes` for pages and checkpoints together: two
-/// for each sequence that may run, but no more than half of the bytes, and never so many that
-/// num_pages, or one sequence of max_seq_len, would not fit. None where no prompt is long enough.
+/// for each sequence that may run (at least 8), but no more than half of the bytes, and never so
+/// many that num_pages, or one sequence of max_seq_len, would not fit. None where no prompt is long
+/// enough.
 [[nodiscard]] std::int64_t default_checkpoints(const EngineOptions& options, const MemoryPlan& plan,
                                                std::int64_t bytes);
 

@@ -102,8 +102,8 @@ Status fit(MemoryPlan& plan, const EngineOptions& options, const DeviceMemory& m
   std::int64_t fixed =
       plan.num_slots * plan.slot_bytes + plan.batch_bytes + plan.workspace_bytes + reserve;
   if (options.num_checkpoint_slots == 0) {
-    plan.num_checkpoint_slots = std::min(
-        plan.num_checkpoint_slots, default_checkpoints(options, plan, memory.free - fixed));
+    plan.num_checkpoint_slots = std::min(plan.num_checkpoint_slots,
+                                         default_checkpoints(options, plan, memory.free - fixed));
   }
   fixed += plan.num_checkpoint_slots * plan.slot_bytes;
   const std::int64_t left = memory.free - fixed;
@@ -123,9 +123,8 @@ Status fit(MemoryPlan& plan, const EngineOptions& options, const DeviceMemory& m
       "fit, and one sequence of {} tokens takes {}; take fewer running sequences, batch tokens or "
       "layers, or a shorter context",
       fixed + plan.num_pages * plan.page_bytes, memory.free, memory.total,
-      plan.num_slots + plan.num_checkpoint_slots,
-      plan.slot_bytes, plan.num_pages, plan.page_bytes, plan.batch_bytes, plan.workspace_bytes,
-      reserve, pages, options.max_seq_len, least);
+      plan.num_slots + plan.num_checkpoint_slots, plan.slot_bytes, plan.num_pages, plan.page_bytes,
+      plan.batch_bytes, plan.workspace_bytes, reserve, pages, options.max_seq_len, least);
 }
 
 }  // namespace

@@ -51,5 +51,27 @@ TEST(Allocation, StepsTakeNoMemory) {
   EXPECT_GT(engine->stats().decode_tokens, 100);
 }
 
+TEST(Allocation, NorDoThoseThatFillUseAndEmptyThePrefixCache) {
+  Rig rig;
+  rig.model.check_batches = false;
+  EngineOptions options = cached_options();
+  options.max_running_seqs = 2;
+  options.num_pages = 80;
+  const auto engine = rig.engine(options);
+  ASSERT_TRUE(engine->submit(make_request(5, 3)).ok());
+  engine->run_until_idle();
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    Request request = cacheable_request(longer(random_tokens(30, i % 2), 9, i % 11), 12, i);
+    request.cache_salt = std::string(40 * (i % 2), 's');
+    ASSERT_TRUE(engine->submit(request).ok());
+  }
+  const std::int64_t before = num_allocations.load();
+  engine->run_until_idle();
+  const std::int64_t after = num_allocations.load();
+  EXPECT_EQ(after, before);
+  EXPECT_GT(engine->stats().prefix.num_hits, 5);
+  EXPECT_GT(engine->stats().num_evicted_pages, 20);
+}
+
 }  // namespace
 }  // namespace tandem::test

@@ -57,6 +57,41 @@ struct Rig {
   return request;
 }
 
+/// A small engine whose prefixes may be resumed at every eighth token.
+[[nodiscard]] inline EngineOptions cached_options() {
+  EngineOptions options = small_options();
+  options.max_seq_len = 96;
+  options.checkpoint_tokens = 8;
+  return options;
+}
+
+/// One that the prefix cache may serve: nobody wants the experts of every token.
+[[nodiscard]] inline Request cacheable_request(std::vector<std::int32_t> prompt,
+                                               std::int64_t max_new_tokens,
+                                               std::uint64_t sequence_id = 0) {
+  Request request = make_request(1, max_new_tokens, sequence_id);
+  request.prompt = std::move(prompt);
+  request.want_routed_experts = false;
+  return request;
+}
+
+/// `prompt`, then `count` tokens that depend on `key`.
+[[nodiscard]] inline std::vector<std::int32_t> longer(std::vector<std::int32_t> prompt,
+                                                      std::int64_t count, std::uint64_t key) {
+  const std::vector<std::int32_t> tail = random_tokens(count, mix_key({key, 2}));
+  prompt.insert(prompt.end(), tail.begin(), tail.end());
+  return prompt;
+}
+
+inline RequestOutput run_one(Engine& engine, const Request& request) {
+  const RequestId id = engine.submit(request).value_or_throw();
+  while (engine.has_work()) {
+    engine.step();
+    engine.check_integrity();
+  }
+  return engine.take_output(id).value_or_throw();
+}
+
 /// `count` requests with prompts of 1 to 17 and responses of 1 to 13 tokens, greedy and sampled.
 [[nodiscard]] inline std::vector<Request> mixed_requests(std::int64_t count) {
   std::vector<Request> requests;
@@ -104,8 +139,10 @@ struct Rig {
       break;
     }
   }
-  output.routed_experts = rig.model.expected_experts(std::span<const std::int32_t>(tokens).first(
-      tokens.size() - (output.finish_reason == FinishReason::kError ? 0 : 1)));
+  if (request.want_routed_experts) {
+    output.routed_experts = rig.model.expected_experts(std::span<const std::int32_t>(tokens).first(
+        tokens.size() - (output.finish_reason == FinishReason::kError ? 0 : 1)));
+  }
   return output;
 }
 
@@ -133,13 +170,13 @@ struct Rig {
   return ::testing::AssertionSuccess();
 }
 
-/// Nothing queued and every page and slot free.
+/// Nothing queued and every page and slot free, or kept for later by the prefix cache.
 inline void expect_idle_and_empty(const Engine& engine) {
   engine.check_integrity();
   const EngineStats stats = engine.stats();
   EXPECT_EQ(stats.num_running, 0);
   EXPECT_EQ(stats.num_waiting, 0);
-  EXPECT_EQ(stats.num_free_pages, engine.memory_plan().num_pages);
+  EXPECT_EQ(stats.num_free_pages + stats.num_cached_pages, engine.memory_plan().num_pages);
   EXPECT_EQ(stats.num_free_slots, engine.memory_plan().num_slots);
 }
 

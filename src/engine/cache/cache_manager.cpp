@@ -54,7 +54,8 @@ bool CacheManager::open(SeqCache& seq, std::int64_t num_tokens, const PrefixMatc
   if (tree_.limits().block_tokens > 0) {
     // Where this sequence leaves what others have computed, and at the end of what its successor
     // will share.
-    const std::int64_t last = (num_tokens - 1) / tree_.limits().block_tokens * tree_.limits().block_tokens;
+    const std::int64_t last =
+        (num_tokens - 1) / tree_.limits().block_tokens * tree_.limits().block_tokens;
     seq.checkpoint_at = {match.kv_len, last};
   }
   return true;
@@ -62,7 +63,8 @@ bool CacheManager::open(SeqCache& seq, std::int64_t num_tokens, const PrefixMatc
 
 bool CacheManager::open_fork(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare) {
   TDM_CHECK(!seq.slot && seq.pages.empty() && seq.length == 0, seq.length);
-  if (num_free_slots() == 0 || !extend(seq, num_tokens % page_size() == 0 ? 0 : 1, spare)) {
+  const std::int64_t own = pages_for(num_tokens) - shared_pages(num_tokens);
+  if (num_free_slots() == 0 || !extend(seq, own * page_size(), spare)) {
     return false;
   }
   seq.slot = slots_.take();
@@ -70,8 +72,7 @@ bool CacheManager::open_fork(SeqCache& seq, std::int64_t num_tokens, std::int64_
 }
 
 bool CacheManager::extend(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare) {
-  const std::int64_t missing =
-      std::max<std::int64_t>(pages_for(num_tokens) - isize(seq.pages), 0);
+  const std::int64_t missing = std::max<std::int64_t>(pages_for(num_tokens) - isize(seq.pages), 0);
   if (missing + spare > num_available_pages()) {
     return false;
   }
@@ -85,22 +86,25 @@ bool CacheManager::extend(SeqCache& seq, std::int64_t num_tokens, std::int64_t s
   return true;
 }
 
-void CacheManager::fork(SeqCache& child, const SeqCache& parent) {
+void CacheManager::fork(SeqCache& child, SeqCache& parent) {
   TDM_CHECK(child.slot && parent.slot && child.length == 0, child.length);
-  const std::int64_t num_full = parent.length / page_size();
-  const bool has_tail = parent.length % page_size() != 0;
-  TDM_CHECK(isize(child.pages) == (has_tail ? 1 : 0), child.pages.size(), parent.length);
-  const auto end_of_full = parent.pages.begin() + num_full;
-  child.pages.insert(child.pages.begin(), parent.pages.begin(), end_of_full);
-  for (std::int64_t i = 0; i < num_full; ++i) {
+  TDM_CHECK(!parent.has_drawn && !child.node);
+  const std::int64_t num_shared = shared_pages(parent.length);
+  const std::int64_t num_own = pages_for(parent.length) - num_shared;
+  TDM_CHECK(isize(child.pages) == num_own, child.pages.size(), parent.length);
+  const auto end_of_shared = parent.pages.begin() + num_shared;
+  child.pages.insert(child.pages.begin(), parent.pages.begin(), end_of_shared);
+  for (std::int64_t i = 0; i < num_shared; ++i) {
     pages_.share(parent.pages[usize(i)]);
   }
-  if (has_tail) {
-    pages_.copy(child.pages.back(), parent.pages[usize(num_full)]);
+  for (std::int64_t i = num_shared; i < num_shared + num_own; ++i) {
+    pages_.copy(child.pages[usize(i)], parent.pages[usize(i)]);
   }
   slots_.copy(*child.slot, *parent.slot);
   child.length = parent.length;
-  child.publish_length = parent.publish_length;
+  if (tree_.limits().block_tokens > 0) {
+    parent.publish_length = child.publish_length = num_shared * page_size();
+  }
   if (parent.node) {
     tree_.lock(*parent.node);
     child.node = parent.node;
@@ -228,12 +232,15 @@ void CacheManager::check_integrity(std::span<const SeqCache* const> live) const 
     }
   }
   TDM_CHECK(num_pending == tree_.num_pending(), num_pending, tree_.num_pending());
+  const std::int64_t held =
+      std::ranges::count_if(references, [](std::int32_t count) { return count > 0; });
   tree_.check_integrity(references, slot_used, locked);
   for (std::int64_t page = 0; page < pages_.num_pages(); ++page) {
     const PageId id{static_cast<std::int32_t>(page)};
     TDM_CHECK(references[usize(page)] == pages_.refcount(id), page, references[usize(page)],
               pages_.refcount(id));
   }
+  TDM_CHECK(held + num_available_pages() == pages_.num_pages(), held, num_available_pages());
   const std::int64_t num_slots = std::ranges::count(slot_used, true);
   TDM_CHECK(num_slots + slots_.num_free() == slots_.num_slots(), num_slots, slots_.num_free());
 }

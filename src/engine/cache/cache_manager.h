@@ -3,8 +3,8 @@
 // A sequence owns one state slot and the pages of its tokens (SeqCache). Pages and slot are taken
 // before the step that writes them and given back as a whole: when the sequence finishes, is
 // aborted, or is preempted (its tokens are then computed again). Forking shares the full pages of a
-// common prefix and copies what the two will write differently: the last partial page and the state
-// slot.
+// common prefix and copies what the two will write differently: the last partial page (with a
+// prefix tree the pages of the last partial block) and the state slot.
 //
 // Beginnings that were computed before stay in a PrefixTree (docs/prefix_cache.md). A sequence that
 // opens on one shares its pages, starts from a copy of its checkpoint, and leaves checkpoints of
@@ -13,6 +13,7 @@
 // logits. What only the tree holds counts as available: it is evicted when pages run out.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -76,13 +77,15 @@ class CacheManager {
   /// match.state_len; `match` is what the tree gave since it last changed.
   [[nodiscard]] bool open(SeqCache& seq, std::int64_t num_tokens, const PrefixMatch& match = {},
                           std::int64_t spare = 0);
-  /// A slot and the partial last page of a prefix of `num_tokens`, so that fork() cannot fail.
+  /// A slot and the pages that are not shared of a prefix of `num_tokens`, so that fork() cannot
+  /// fail.
   [[nodiscard]] bool open_fork(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare = 0);
   /// Pages so that `num_tokens` fit.
   [[nodiscard]] bool extend(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare = 0);
 
-  /// `child`, opened for a fork of parent.length tokens, becomes equal to `parent`.
-  void fork(SeqCache& child, const SeqCache& parent);
+  /// `child`, opened for a fork of parent.length tokens, becomes equal to `parent`, which has drawn
+  /// nothing. Both will publish what they share, so that it is locked as long as one runs.
+  void fork(SeqCache& child, SeqCache& parent);
   /// Gives everything back; a sequence that holds nothing is left as it is.
   void release(SeqCache& seq);
 
@@ -104,6 +107,11 @@ class CacheManager {
   void check_integrity(std::span<const SeqCache* const> live) const;
 
  private:
+  /// Pages of a prefix of `num_tokens` that forks share.
+  [[nodiscard]] std::int64_t shared_pages(std::int64_t num_tokens) const {
+    const std::int64_t unit = std::max(tree_.limits().block_tokens, page_size());
+    return num_tokens / unit * (unit / page_size());
+  }
   void copy_state(SeqCache& seq);
   void publish(SeqCache& seq, std::span<const std::int32_t> tokens, const CacheSalt& salt);
 

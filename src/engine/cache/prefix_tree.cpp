@@ -287,8 +287,8 @@ bool PrefixTree::begins_with(std::span<const PageId> pages, NodeId node) const {
   for (std::optional<NodeId> id = node; id; id = at(*id).parent) {
     const std::int64_t end = at(*id).depth / pages_.page_size();
     if (end > isize(pages) ||
-        !std::ranges::equal(pages_of(*id), pages.subspan(usize(end - pages_per_block_),
-                                                         usize(pages_per_block_)))) {
+        !std::ranges::equal(
+            pages_of(*id), pages.subspan(usize(end - pages_per_block_), usize(pages_per_block_)))) {
       return false;
     }
   }
@@ -305,6 +305,7 @@ void PrefixTree::check_integrity(std::span<std::int32_t> page_references,
       ++locks[usize(index_of(*up))];
     }
   }
+  std::vector<bool> page_seen(page_references.size(), false);
   std::int64_t num_nodes = 0;
   std::int64_t num_states = 0;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -321,6 +322,8 @@ void PrefixTree::check_integrity(std::span<std::int32_t> page_references,
       ++children[usize(index_of(*node.parent))];
     }
     for (const PageId page : pages_of(id)) {
+      TDM_CHECK(!page_seen[usize(index_of(page))], index_of(page));
+      page_seen[usize(index_of(page))] = true;
       ++page_references[usize(index_of(page))];
     }
     if (node.state) {

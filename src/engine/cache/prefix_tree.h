@@ -104,12 +104,12 @@ class PrefixTree {
     std::uint64_t key = 0;  // hash of the parent, the salt and the tokens
     std::optional<NodeId> parent;
     std::optional<NodeId> next_in_bucket;
-    std::int64_t depth = 0;        // tokens from the root to its end; 0: not in use
+    std::int64_t depth = 0;  // tokens from the root to its end; 0: not in use
     std::int32_t num_children = 0;
-    std::int32_t num_locks = 0;    // of it and the nodes below
-    std::optional<SlotId> state;   // the checkpoint
-    std::uint64_t last_use = 0;    // of the checkpoint
-    CacheSalt salt;                // of a first block
+    std::int32_t num_locks = 0;   // of it and the nodes below
+    std::optional<SlotId> state;  // the checkpoint
+    std::uint64_t last_use = 0;   // of the checkpoint
+    CacheSalt salt;               // of a first block
   };
 
   [[nodiscard]] Node& at(NodeId id) { return nodes_[usize(index_of(id))]; }

@@ -16,7 +16,7 @@ std::span<const ScheduledChunk> Scheduler::plan() {
   admit_urgent();
   plan_decodes();
   plan_prefills();
-  if (!preempted_) {
+  if (!preempted_ || running_.empty()) {
     admit();
   }
   TDM_CHECK(!chunks_.empty() || !has_work(), running_.size(), waiting_.size());
@@ -126,10 +126,9 @@ bool Scheduler::try_admit(Sequence& seq) {
     count_match(seq, match);
   }
   waiting_.remove(seq);
-  running_.insert(std::ranges::upper_bound(running_, &seq,
-                                           [](const Sequence* a, const Sequence* b) {
-                                             return ranks_before(*a, *b);
-                                           }),
+  running_.insert(std::ranges::upper_bound(
+                      running_, &seq,
+                      [](const Sequence* a, const Sequence* b) { return ranks_before(*a, *b); }),
                   &seq);
   seq.state = SeqState::kRunning;
   seq.leader = leader;

@@ -7,10 +7,10 @@ namespace tandem {
 
 Scheduler::Scheduler(CacheManager& cache, const EngineOptions& options)
     : cache_(cache),
-      limits_{options.max_batch_tokens,
-              options.max_prefill_tokens == 0 ? options.max_batch_tokens
-                                              : options.max_prefill_tokens,
-              options.preempt_every},
+      limits_{
+          options.max_batch_tokens,
+          options.max_prefill_tokens == 0 ? options.max_batch_tokens : options.max_prefill_tokens,
+          options.preempt_every},
       num_seats_(options.num_seats()) {
   // A step plans and samples at most one chunk a seat: after this nothing below allocates.
   running_.reserve(usize(num_seats_));
