@@ -37,7 +37,7 @@ TEST(ParseBody, OnlyStrictJson) {
       {"{\"a\":\"\\ud800\"}", "surrogate"},
       {"{\"a\":NaN}", "at byte 5"},
       {"{\"a\":Infinity}", "at byte 5"},
-      {"{\"a\":1e999}", "before byte 10"},
+      {"{\"a\":1e999}", "before byte 11"},
       {"{\"a\":" + std::string(200, '['), "at byte 132: nested deeper than 128"},
       {std::string("{\"a\":1\0}", 8), "at byte 6"},
       {"\xEF\xBB\xBF{}", "byte order mark"},
