@@ -26,6 +26,7 @@ class HttpTest : public ::testing::Test {
 
   HttpTest() {
     options_.port = 0;
+    options_.linger_s = 0.05;
     router_.add("GET", "/hello", Access::kOpen,
                 [](const ExchangePtr& e) { e->respond({200, "\"hello\""}); });
     router_.add("POST", "/echo", Access::kUser,
