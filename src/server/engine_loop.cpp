@@ -44,10 +44,7 @@ std::vector<Update> Mailbox::take() {
 
 EngineLoop::EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx,
                        const EngineOptions& options)
-    : model_(std::move(model)),
-      vocab_size_(model_.vocab_size()),
-      ctx_(ctx),
-      options_(options) {
+    : model_(std::move(model)), vocab_size_(model_.vocab_size()), ctx_(ctx), options_(options) {
   labels_[options.first_weight_version] = "default";
   std::promise<void> built;
   std::future<void> is_built = built.get_future();

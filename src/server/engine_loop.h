@@ -98,7 +98,8 @@ class EngineLoop {
   void flush_cache(std::function<void(Status)> done);
   /// Between two steps: the old weights are gone afterwards, unfinished samples go on under the new
   /// ones. `label` names them; empty: their number. `done` gets a sentence when they do not fit.
-  void replace_model(std::unique_ptr<Model> model, std::string label, std::function<void(Status)> done);
+  void replace_model(std::unique_ptr<Model> model, std::string label,
+                     std::function<void(Status)> done);
   void set_weight_label(std::string label, std::function<void()> done);
   /// Ends what is unfinished with an error and the thread with it; later commands are dropped.
   void stop();

@@ -34,7 +34,8 @@ double share(std::int64_t part, std::int64_t whole) {
 /// Appends metrics one by one.
 class Writer {
  public:
-  explicit Writer(const std::string& model) : labels_("model_name=\"" + escaped_label(model) + '"') {}
+  explicit Writer(const std::string& model)
+      : labels_("model_name=\"" + escaped_label(model) + '"') {}
 
   void gauge(const std::string& name, double value) { one(name, "gauge", value); }
   void counter(const std::string& name, std::uint64_t value) {
@@ -77,8 +78,9 @@ void Histogram::append_to(std::string& text, const std::string& name,
     below += counts_[i];
     text += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], below);
   }
-  text += fmt::format("{0}_bucket{{{1},le=\"+Inf\"}} {2}\n{0}_sum{{{1}}} {3}\n{0}_count{{{1}}} {2}\n",
-                      name, labels, count_, sum_);
+  text +=
+      fmt::format("{0}_bucket{{{1},le=\"+Inf\"}} {2}\n{0}_sum{{{1}}} {3}\n{0}_count{{{1}}} {2}\n",
+                  name, labels, count_, sum_);
 }
 
 Metrics::Metrics()

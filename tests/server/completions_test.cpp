@@ -30,8 +30,9 @@ std::vector<json> stream_of(const ServerRig& rig, const std::string& path, json 
 TEST(Completions, StreamsAddUpToTheWholeAnswer) {
   ServerRig rig;
   for (int seed = 0; seed < 8; ++seed) {
-    const json body{{"prompt", "abc"}, {"max_tokens", 40}, {"seed", seed}, {"n", 2},
-                    {"logprobs", 2},   {"ignore_eos", true}, {"return_token_ids", true}};
+    const json body{
+        {"prompt", "abc"},    {"max_tokens", 40},        {"seed", seed}, {"n", 2}, {"logprobs", 2},
+        {"ignore_eos", true}, {"return_token_ids", true}};
     const json whole = rig.post("/v1/completions", body).json();
     std::vector<std::string> texts(2);
     std::vector<json> ids(2, json::array());
@@ -79,13 +80,13 @@ TEST(Completions, BatchesComePromptMajor) {
   for (std::size_t i = 0; i < 6; ++i) {
     EXPECT_EQ(answer["choices"][i]["index"], i);
     const std::string prompt = std::vector<std::string>{"ab", "cd", "ef"}[i / 2];
-    const json alone = rig.post("/v1/completions", {{"prompt", prompt}, {"max_tokens", 5},
-                                                    {"temperature", 0}})
-                           .json();
+    const json alone =
+        rig.post("/v1/completions", {{"prompt", prompt}, {"max_tokens", 5}, {"temperature", 0}})
+            .json();
     EXPECT_EQ(answer["choices"][i]["text"], alone["choices"][0]["text"]);
   }
-  const json ids = rig.post("/v1/completions", {{"prompt", {{0, 1}, {2, 3}}}, {"max_tokens", 5},
-                                                {"temperature", 0}})
+  const json ids = rig.post("/v1/completions",
+                            {{"prompt", {{0, 1}, {2, 3}}}, {"max_tokens", 5}, {"temperature", 0}})
                        .json();
   EXPECT_EQ(ids["choices"][0]["text"], answer["choices"][0]["text"]);
   EXPECT_EQ(ids["choices"][1]["text"], answer["choices"][2]["text"]);
@@ -94,8 +95,9 @@ TEST(Completions, BatchesComePromptMajor) {
 TEST(Completions, TheSeedDecides) {
   ServerRig rig;
   const auto text = [&](json seed) {
-    return rig.post("/v1/completions", {{"prompt", "abc"}, {"max_tokens", 30}, {"seed", seed},
-                                        {"ignore_eos", true}})
+    return rig
+        .post("/v1/completions",
+              {{"prompt", "abc"}, {"max_tokens", 30}, {"seed", seed}, {"ignore_eos", true}})
         .json()["choices"][0]["text"];
   };
   EXPECT_EQ(text(5), text(5));
@@ -106,7 +108,10 @@ TEST(Completions, TheSeedDecides) {
 
 TEST(Completions, EchoAndUsageInStreams) {
   ServerRig rig;
-  const json body{{"prompt", "héllo"}, {"max_tokens", 4}, {"echo", true}, {"temperature", 0},
+  const json body{{"prompt", "héllo"},
+                  {"max_tokens", 4},
+                  {"echo", true},
+                  {"temperature", 0},
                   {"ignore_eos", true}};
   const json whole = rig.post("/v1/completions", body).json();
   const std::string text = whole["choices"][0]["text"];
@@ -163,8 +168,10 @@ TEST_F(ScriptedTest, StopStringsAcrossTokenBorders) {
     std::size_t tokens;
   };
   const std::vector<Case> cases{
-      {{"two"}, "one ", "two", 7},        {{"e t", "two"}, "on", "e t", 5},
-      {{"x"}, "one two three", nullptr, 14}, {{"three!", "ee"}, "one two thr", "ee", 14},
+      {{"two"}, "one ", "two", 7},
+      {{"e t", "two"}, "on", "e t", 5},
+      {{"x"}, "one two three", nullptr, 14},
+      {{"three!", "ee"}, "one two thr", "ee", 14},
       {{"o", "on"}, "", "on", 2},
   };
   for (const Case& test : cases) {
@@ -182,9 +189,9 @@ TEST_F(ScriptedTest, StopStringsAcrossTokenBorders) {
     EXPECT_EQ(meta["output_token_logprobs"].size(), test.tokens);
     // The same as a stream: no part of the stop string ever shows.
     std::string text;
-    for (const json& event : stream_of(rig_, "/v1/completions",
-                                       {{"prompt", "ab"}, {"temperature", 0}, {"stop", test.stop},
-                                        {"max_tokens", 50}})) {
+    for (const json& event : stream_of(
+             rig_, "/v1/completions",
+             {{"prompt", "ab"}, {"temperature", 0}, {"stop", test.stop}, {"max_tokens", 50}})) {
       text += event["choices"][0]["text"].get<std::string>();
     }
     EXPECT_EQ(text, test.text);
@@ -213,7 +220,8 @@ TEST_F(ScriptedTest, WhatEndsAResponseIsReported) {
 TEST_F(ScriptedTest, CharactersOfSeveralBytesComeWhole) {
   say("日é日");
   std::string text;
-  for (const json& event : stream_of(rig_, "/v1/completions", {{"prompt", "ab"}, {"temperature", 0}})) {
+  for (const json& event :
+       stream_of(rig_, "/v1/completions", {{"prompt", "ab"}, {"temperature", 0}})) {
     text += event["choices"][0]["text"].get<std::string>();
   }
   EXPECT_EQ(text, "日é日");
@@ -262,8 +270,8 @@ TEST_F(ScriptedTest, KeepAlivesFillTheTimeOfALongStep) {
   ServerRig slow(options, std::make_unique<ScriptedModel>(FakeModel::kVocab, script_));
   say("ab");
   script_->step_time = std::chrono::milliseconds(100);
-  const Reply reply = slow.post(
-      "/v1/completions", {{"prompt", "ab"}, {"temperature", 0}, {"stream", true}});
+  const Reply reply =
+      slow.post("/v1/completions", {{"prompt", "ab"}, {"temperature", 0}, {"stream", true}});
   EXPECT_THAT(reply.body, ::testing::StartsWith(": keep-alive\n\n"));
 }
 

@@ -66,10 +66,8 @@ const std::vector<ErrorCase>& error_cases() {
       {chat, "{" + hi + R"(,"tools":[3]})", 400, kInvalid, "tools[0]"},
       {chat, "{" + hi + R"(,"tools":[{"type":"function","function":{}}]})", 400, kInvalid,
        "tools[0].function.name"},
-      {chat,
-       "{" + hi +
-           R"(,"tools":[{"function":{"name":"f"}},{"function":{"name":"f"}}]})",
-       400, kInvalid, "tools[1].function.name"},
+      {chat, "{" + hi + R"(,"tools":[{"function":{"name":"f"}},{"function":{"name":"f"}}]})", 400,
+       kInvalid, "tools[1].function.name"},
       {chat, "{" + hi + R"(,"tools":[{"function":{"name":"f","parameters":3}}]})", 400, kInvalid,
        "tools[0].function.parameters"},
       {chat, "{" + hi + R"(,"tool_choice":"required"})", 400, kInvalid, "tool_choice"},
@@ -139,8 +137,8 @@ TEST(Errors, EachNamesStatusCodeAndField) {
     ASSERT_EQ(reply.status, test.status) << what << "\n" << reply.body;
     const json error = reply.json()["error"];
     EXPECT_EQ(error["code"], test.code) << what;
-    EXPECT_EQ(error["param"], test.param.empty() ? json(nullptr) : json(test.param))
-        << what << "\n" << reply.body;
+    EXPECT_EQ(error["param"], test.param.empty() ? json(nullptr) : json(test.param)) << what << "\n"
+                                                                                     << reply.body;
     EXPECT_FALSE(error["message"].get<std::string>().empty());
     EXPECT_TRUE(error["type"].is_string());
   }
@@ -162,12 +160,20 @@ TEST(Errors, ContextLengthTellsBothNumbers) {
 
 TEST(Errors, UnknownFieldsAndNullsMeanNothing) {
   ServerRig rig;
-  const Reply reply = rig.post(
-      "/v1/chat/completions",
-      {{"messages", {{{"role", "user"}, {"content", "hi"}, {"unknown", 1}}}}, {"store", true},
-       {"metadata", {{"a", 1}}}, {"service_tier", "auto"}, {"temperature", nullptr},
-       {"max_tokens", 3.0}, {"n", nullptr}, {"stop", nullptr}, {"tools", nullptr},
-       {"logit_bias", nullptr}, {"response_format", nullptr}, {"suffix", nullptr}});
+  const Reply reply =
+      rig.post("/v1/chat/completions",
+               {{"messages", {{{"role", "user"}, {"content", "hi"}, {"unknown", 1}}}},
+                {"store", true},
+                {"metadata", {{"a", 1}}},
+                {"service_tier", "auto"},
+                {"temperature", nullptr},
+                {"max_tokens", 3.0},
+                {"n", nullptr},
+                {"stop", nullptr},
+                {"tools", nullptr},
+                {"logit_bias", nullptr},
+                {"response_format", nullptr},
+                {"suffix", nullptr}});
   ASSERT_EQ(reply.status, 200) << reply.body;
   EXPECT_LE(reply.json()["usage"]["completion_tokens"], 3);
 }
@@ -192,8 +198,8 @@ TEST(Errors, NumericalErrorsFailTheirRequestAlone) {
   const Reply bad = rig.post("/generate", {{"input_ids", {3}}});
   EXPECT_EQ(bad.status, 500);
   EXPECT_EQ(bad.json()["error"]["code"], "internal_error");
-  const Reply good = rig.post("/generate", {{"input_ids", {4}},
-                                            {"sampling_params", {{"max_new_tokens", 1}}}});
+  const Reply good =
+      rig.post("/generate", {{"input_ids", {4}}, {"sampling_params", {{"max_new_tokens", 1}}}});
   EXPECT_EQ(good.status, 200);
   rig.expect_idle();
 }

@@ -27,7 +27,8 @@ struct Reply {
 
   [[nodiscard]] std::string header(std::string_view name) const {
     for (const auto& [key, value] : headers) {
-      if (std::ranges::equal(key, name, [](char a, char b) { return std::tolower(a) == std::tolower(b); })) {
+      if (std::ranges::equal(key, name,
+                             [](char a, char b) { return std::tolower(a) == std::tolower(b); })) {
         return value;
       }
     }
@@ -145,24 +146,22 @@ class HttpClient {
     if (status == 100) {
       return read_reply(has_body);
     }
-    const bool whole = !has_body || (reply.header("transfer-encoding") == "chunked"
-                                         ? read_chunks(reply.body)
-                                         : read_sized(reply));
+    const bool whole =
+        !has_body || (reply.header("transfer-encoding") == "chunked" ? read_chunks(reply.body)
+                                                                     : read_sized(reply));
     reply.status = whole ? status : 0;
     return reply;
   }
 
   Reply request(std::string_view method, std::string_view target, std::string_view body = {},
                 std::string_view headers = {}) {
-    std::string text = std::string(method) + " " + std::string(target) + " HTTP/1.1\r\nHost: x\r\n" +
-                       std::string(headers);
+    std::string text = std::string(method) + " " + std::string(target) +
+                       " HTTP/1.1\r\nHost: x\r\n" + std::string(headers);
     if (!body.empty()) {
       text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
               "\r\n";
     }
-    text += "\r\n";
-    send(text);
-    send(body);
+    send(text + "\r\n" + std::string(body));
     return read_reply(method != "HEAD");
   }
   Reply post(std::string_view target, const nlohmann::json& body) {

@@ -1,12 +1,11 @@
 // The HTTP layer alone, with handlers of the test.
-#include "server/http/http_server.h"
-
 #include <atomic>
 #include <mutex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/http/http_server.h"
 #include "server/http_client.h"
 #include "server/server_rig.h"
 
@@ -27,10 +26,12 @@ class HttpTest : public ::testing::Test {
   HttpTest() {
     options_.port = 0;
     options_.linger_s = 0.05;
-    router_.add("GET", "/hello", Access::kOpen,
-                [](const ExchangePtr& e) { e->respond({200, "\"hello\""}); });
-    router_.add("POST", "/echo", Access::kUser,
-                [](const ExchangePtr& e) { e->respond({200, e->request().body}); });
+    router_.add("GET", "/hello", Access::kOpen, [](const ExchangePtr& e) {
+      e->respond({200, "\"hello\""});
+    });
+    router_.add("POST", "/echo", Access::kUser, [](const ExchangePtr& e) {
+      e->respond({200, e->request().body});
+    });
     router_.add("GET", "/never", Access::kUser, [this](const ExchangePtr& e) {
       e->on_closed([this] { ++num_gone_; });
       const std::lock_guard lock(mutex_);
@@ -44,8 +45,9 @@ class HttpTest : public ::testing::Test {
     });
     router_.add("GET", "/throws", Access::kUser,
                 [](const ExchangePtr&) { throw std::runtime_error("secret detail"); });
-    router_.add("GET", "/tree/", Access::kAdmin,
-                [](const ExchangePtr& e) { e->respond({200, e->request().path}); });
+    router_.add("GET", "/tree/", Access::kAdmin, [](const ExchangePtr& e) {
+      e->respond({200, e->request().path});
+    });
   }
   void start() {
     server_ = std::make_unique<HttpServer>(options_, router_);
@@ -87,7 +89,8 @@ TEST_F(HttpTest, BodiesMayComeInChunksByteByByteAndAfterAContinue) {
   start();
   HttpClient one = client();
   const std::string chunked =
-      "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n";
+      "POST /echo HTTP/1.1\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n";
   for (const char c : chunked) {
     ASSERT_TRUE(one.send(std::string_view(&c, 1)));
   }
@@ -124,9 +127,9 @@ TEST_F(HttpTest, RequestIdsAreTheClientsWhenSane) {
   EXPECT_THAT(first, ::testing::StartsWith("req-"));
   EXPECT_NE(first, one.get("/hello").header("x-request-id"));
   const std::string too_long(129, 'x');
-  EXPECT_NE(one.request("GET", "/hello", "", "X-Request-Id: " + too_long + "\r\n")
-                .header("x-request-id"),
-            too_long);
+  EXPECT_NE(
+      one.request("GET", "/hello", "", "X-Request-Id: " + too_long + "\r\n").header("x-request-id"),
+      too_long);
 }
 
 TEST_F(HttpTest, WhatIsNotThereOrNotAllowed) {
@@ -137,8 +140,7 @@ TEST_F(HttpTest, WhatIsNotThereOrNotAllowed) {
   start();
   HttpClient one = client();
   const auto status = [&](const std::string& path, const std::string& key) {
-    return one
-        .request("GET", path, "", key.empty() ? "" : "Authorization: Bearer " + key + "\r\n")
+    return one.request("GET", path, "", key.empty() ? "" : "Authorization: Bearer " + key + "\r\n")
         .status;
   };
   EXPECT_EQ(status("/open", ""), 200);

@@ -78,8 +78,12 @@ class ServerRig {
   [[nodiscard]] const CharTokenizer& tokenizer() const { return *tokenizer_; }
   [[nodiscard]] std::uint16_t port() const { return server_->port(); }
   [[nodiscard]] HttpClient client() const { return HttpClient(port()); }
-  Reply post(std::string_view target, const json& body) const { return client().post(target, body); }
+  Reply post(std::string_view target, const json& body) const {
+    return client().post(target, body);
+  }
   Reply get(std::string_view target) const { return client().get(target); }
+
+  int request_continue() const { return client().request("POST", "/continue_generation").status; }
 
   /// Nothing unfinished, and all cache memory free or kept for reuse.
   void expect_idle() {

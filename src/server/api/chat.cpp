@@ -93,16 +93,15 @@ OrderedJson ChatForm::message_of(const Sample& sample) const {
                        {"function", {{"name", tool.name}, {"arguments", ""}}}});
     }
     if (!calls.empty()) {
-      auto& arguments =
-          calls.back()["function"]["arguments"].get_ref<std::string&>();
+      auto& arguments = calls.back()["function"]["arguments"].get_ref<std::string&>();
       arguments += tool.arguments;
     }
   }
   const std::string content =
       separates_reasoning_ ? total.content : total.reasoning + total.content;
   OrderedJson message{{"role", "assistant"}};
-  message["content"] = content.empty() && !calls.empty() ? OrderedJson(nullptr)
-                                                         : OrderedJson(content);
+  message["content"] =
+      content.empty() && !calls.empty() ? OrderedJson(nullptr) : OrderedJson(content);
   message["reasoning_content"] = separates_reasoning_ && !total.reasoning.empty()
                                      ? OrderedJson(total.reasoning)
                                      : OrderedJson(nullptr);
@@ -158,8 +157,8 @@ void ChatForm::begin(const GenerationState& state, const Send& send) {
 
 std::vector<std::int32_t> ChatForm::take_ids(const Sample& sample) {
   std::size_t& sent = ids_sent_[static_cast<std::size_t>(sample.index)];
-  std::vector<std::int32_t> ids(
-      sample.total.ids.begin() + static_cast<std::ptrdiff_t>(sent), sample.total.ids.end());
+  std::vector<std::int32_t> ids(sample.total.ids.begin() + static_cast<std::ptrdiff_t>(sent),
+                                sample.total.ids.end());
   sent = sample.total.ids.size();
   return ids;
 }

@@ -50,7 +50,8 @@ std::set<std::string> read_tool_names(const FieldReader& fields) {
     const FieldReader tool((*tools)[i], fields.problem(), path + ".");
     const Json* function = tool.object("function");
     if (tool.string("type", "function") != "function" || function == nullptr) {
-      fields.problem().reject(path, path + ": expected {\"type\": \"function\", \"function\": ...}");
+      fields.problem().reject(path,
+                              path + ": expected {\"type\": \"function\", \"function\": ...}");
       return names;
     }
     const FieldReader inner(*function, fields.problem(), path + ".function.");
@@ -131,8 +132,8 @@ void set_grammar(const FieldReader& fields, const Conversation& conversation, Sa
                   "response_format and a required tool_choice exclude each other");
   }
   if (sampling.grammar.kind != GrammarSource::Kind::kNone) {
-    fields.reject("response_format", "response_format and " + sampling.grammar.param +
-                                         " exclude each other");
+    fields.reject("response_format",
+                  "response_format and " + sampling.grammar.param + " exclude each other");
   }
   if (conversation.response_format == ResponseFormat::kJsonObject) {
     sampling.grammar = {GrammarSource::Kind::kJsonObject, "", false, "response_format"};
@@ -144,8 +145,8 @@ void set_grammar(const FieldReader& fields, const Conversation& conversation, Sa
           ? nullptr
           : FieldReader(*format, fields.problem(), "response_format.").object("json_schema");
   const bool is_strict =
-      inner != nullptr &&
-      FieldReader(*inner, fields.problem(), "response_format.json_schema.").boolean("strict", false);
+      inner != nullptr && FieldReader(*inner, fields.problem(), "response_format.json_schema.")
+                              .boolean("strict", false);
   sampling.grammar = {GrammarSource::Kind::kJsonSchema, conversation.response_schema_json,
                       is_strict, "response_format.json_schema.schema"};
 }
@@ -202,8 +203,7 @@ ChatRequest read_chat_request(const Service& service, const Json& body,
   request.wants_logprobs = plan.sampling.request.want_logprobs;
   request.separates_reasoning = fields.boolean("separate_reasoning", true);
   request.returns_token_ids = fields.boolean("return_token_ids", false);
-  request.returns_prompt_ids =
-      fields.boolean("return_prompt_token_ids", request.returns_token_ids);
+  request.returns_prompt_ids = fields.boolean("return_prompt_token_ids", request.returns_token_ids);
   plan.single_call = !fields.boolean("parallel_tool_calls", true);
   if (!fields.boolean("stream_reasoning", true)) {
     fields.reject("stream_reasoning", "stream_reasoning: false is not supported");
@@ -232,9 +232,8 @@ ChatRequest read_chat_request(const Service& service, const Json& body,
     return request;
   }
   plan.thinking = ends_with_open_think(service.tokenizer, plan.ids);
-  plan.max_new_tokens =
-      fit_to_context(plan.sampling, static_cast<std::int64_t>(plan.ids.size()), service.limits,
-                     source, problem);
+  plan.max_new_tokens = fit_to_context(plan.sampling, static_cast<std::int64_t>(plan.ids.size()),
+                                       service.limits, source, problem);
   return request;
 }
 

@@ -145,8 +145,8 @@ std::string CompletionForm::whole(const GenerationState& state) {
   return to_line(answer);
 }
 
-void CompletionForm::advance(const GenerationState& state, const Sample& sample,
-                             const Delta& delta, const Send& send) {
+void CompletionForm::advance(const GenerationState& state, const Sample& sample, const Delta& delta,
+                             const Send& send) {
   progress_.resize(state.samples.size());
   Progress& progress = progress_[static_cast<std::size_t>(sample.index)];
   const bool has_entries = wants_logprobs_ && !delta.content_tokens.empty();
@@ -267,9 +267,8 @@ CompletionRequest read_completion(const Service& service, const FieldReader& fie
   const std::string rid = fields.string("rid");
   for (auto& ids : read_prompts(service, fields)) {
     PromptPlan plan;
-    plan.max_new_tokens =
-        fit_to_context(sampling, static_cast<std::int64_t>(ids.size()), service.limits, "prompt",
-                       fields.problem());
+    plan.max_new_tokens = fit_to_context(sampling, static_cast<std::int64_t>(ids.size()),
+                                         service.limits, "prompt", fields.problem());
     plan.ids = std::move(ids);
     plan.sampling = sampling;
     plan.rid = rid;

@@ -51,8 +51,8 @@ void handle_flush(Service& service, const ExchangePtr& exchange) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), timeout);
   if (!text.empty() &&
       (error != std::errc() || end != text.data() + text.size() || !(timeout >= 0))) {
-    exchange->respond(error_response({400, "invalid_request_error",
-                                      "timeout: expected a number of seconds", "timeout"}));
+    exchange->respond(error_response(
+        {400, "invalid_request_error", "timeout: expected a number of seconds", "timeout"}));
     return;
   }
   flush(service, exchange, timeout);
@@ -86,15 +86,14 @@ void handle_pause(Service& service, const ExchangePtr& exchange) {
   const FieldReader fields(body, problem);
   const std::string mode = fields.string("mode", "abort");
   if (!problem && mode != "abort" && mode != "retract" && mode != "in_place") {
-    fields.reject("mode",
-                  fmt::format("mode is \"{}\": expected abort, retract or in_place", mode));
+    fields.reject("mode", fmt::format("mode is \"{}\": expected abort, retract or in_place", mode));
   }
   if (problem) {
     exchange->respond(error_response(problem.error()));
     return;
   }
-  service.loop.pause(mode == "retract" ? PauseMode::kRetract : PauseMode::kInPlace,
-                     mode == "abort", then_ok(exchange, "paused"));
+  service.loop.pause(mode == "retract" ? PauseMode::kRetract : PauseMode::kInPlace, mode == "abort",
+                     then_ok(exchange, "paused"));
 }
 
 void handle_continue(Service& service, const ExchangePtr& exchange) {
@@ -145,10 +144,9 @@ void update_weights(Service& service, const ExchangePtr& exchange, const std::st
     answer_update(service, exchange, model.failure());
     return;
   }
-  service.loop.replace_model(*std::move(model), std::move(label),
-                             [&service, exchange](const Status& status) {
-                               answer_update(service, exchange, status);
-                             });
+  service.loop.replace_model(
+      *std::move(model), std::move(label),
+      [&service, exchange](const Status& status) { answer_update(service, exchange, status); });
 }
 
 void handle_update_from_disk(Service& service, const ExchangePtr& exchange) {
@@ -160,8 +158,8 @@ void handle_update_from_disk(Service& service, const ExchangePtr& exchange) {
   const bool aborts = fields.boolean("abort_all_requests", false);
   const std::string format = fields.string("load_format", "auto");
   if (format != "auto" && format != "safetensors") {
-    fields.reject("load_format", fmt::format("load_format is \"{}\": expected auto or safetensors",
-                                             format));
+    fields.reject("load_format",
+                  fmt::format("load_format is \"{}\": expected auto or safetensors", format));
   }
   if (path.empty()) {
     fields.reject("model_path", "model_path is missing: expected a checkpoint folder");
@@ -202,8 +200,7 @@ Expected<std::string> path_below_root(const std::string& root, const std::string
   }
   // operator/ keeps an absolute path as it is.
   const fs::path real = fs::canonical(real_root / path, error);
-  const auto mismatch =
-      std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
+  const auto mismatch = std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
   if (error || mismatch.first != real_root.end() || !fs::is_directory(real, error)) {
     return fail("expected a folder below the model root");  // and no word on what is outside
   }

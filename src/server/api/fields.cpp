@@ -49,8 +49,8 @@ Json parse_body(const HttpRequest& request, bool may_be_empty, Problem& problem)
   }
   const std::string* type = request.header("content-type");
   if (type == nullptr || !is_json(*type)) {
-    problem.set({415, "unsupported_media_type",
-                 "expected the header Content-Type: application/json", ""});
+    problem.set(
+        {415, "unsupported_media_type", "expected the header Content-Type: application/json", ""});
     return Json::object();
   }
   if (request.body.empty()) {
@@ -86,8 +86,8 @@ std::optional<std::int64_t> read_integer(const Json& value, const std::string& p
     }
   }
   if (!number || *number < range.least || *number > range.most) {
-    problem.reject(path, fmt::format("{} is {}: expected {}", path, describe(value),
-                                     range_text(range)));
+    problem.reject(path,
+                   fmt::format("{} is {}: expected {}", path, describe(value), range_text(range)));
     return std::nullopt;
   }
   return number;
@@ -108,8 +108,8 @@ std::vector<std::int32_t> read_token_ids(const Json& list, const std::string& pa
       ids.push_back(static_cast<std::int32_t>(item.get<std::uint64_t>()));
       continue;
     }
-    const auto id = read_integer(item, fmt::format("{}[{}]", path, ids.size()),
-                                 {0, vocab_size - 1}, problem);
+    const auto id =
+        read_integer(item, fmt::format("{}[{}]", path, ids.size()), {0, vocab_size - 1}, problem);
     if (!id) {
       return {};
     }

@@ -17,8 +17,7 @@ SampleText make_text(const Service& service, const PromptPlan& plan) {
     parser = make_response_parser(service.tokenizer, plan.thinking);
   } else {
     parser = std::make_unique<PlainParser>(
-        service.tokenizer,
-        plan.sampling.skips_special ? SpecialText::kSkip : SpecialText::kKeep);
+        service.tokenizer, plan.sampling.skips_special ? SpecialText::kSkip : SpecialText::kKeep);
   }
   // Checked when the request was read.
   auto stops = StopStrings::create(plan.sampling.stop).value_or_throw();
@@ -90,8 +89,7 @@ void Generation::prepare_grammars(std::size_t next_prompt) {
       }
       if (!result) {
         const std::string& param = self->state_.plan.prompts[next_prompt].sampling.grammar.param;
-        self->fail_with(
-            {400, "invalid_request_error", param + ": " + result.message(), param});
+        self->fail_with({400, "invalid_request_error", param + ": " + result.message(), param});
         return;
       }
       self->grammars_[next_prompt] = *result;
@@ -110,13 +108,11 @@ Job Generation::make_job() {
     // A prompt that is only scored still draws a token, which is dropped.
     request.max_new_tokens = std::max<std::int64_t>(plan.max_new_tokens, 1);
     request.seed = plan.sampling.seed.value_or(random_seed());
-    request.rules.min_new_tokens =
-        std::min(request.rules.min_new_tokens, request.max_new_tokens);
+    request.rules.min_new_tokens = std::min(request.rules.min_new_tokens, request.max_new_tokens);
     request.queue_timeout_s = service_.options.queue_timeout_s;
     request.timeout_s = service_.options.request_timeout_s;
     if (grammars_[p] != nullptr) {
-      request.constraint =
-          service_.grammars.constraint(*grammars_[p], plan.thinking, plan.is_chat);
+      request.constraint = service_.grammars.constraint(*grammars_[p], plan.thinking, plan.is_chat);
     }
     job.prompts.push_back({std::move(request), plan.sampling.n, plan.rid});
   }
@@ -181,8 +177,8 @@ void Generation::take_token(Sample& sample, const Update& update, Delta& delta) 
     return;
   }
   delta = sample.text.push(std::move(entry));
-  sample.is_cut = sample.text.is_stopped() ||
-                  (plan.single_call && sample.text.num_complete_calls() > 0);
+  sample.is_cut =
+      sample.text.is_stopped() || (plan.single_call && sample.text.num_complete_calls() > 0);
   if (sample.is_cut && !update.output) {
     service_.loop.abort(*job_, sample.index);
   }
@@ -289,8 +285,8 @@ void Generation::on_client_gone() {
 
 void Generation::record(const Sample& sample) {
   SampleRecord finished;
-  const bool is_first = sample.index == 0 ||
-                        state_.samples[usize(sample.index - 1)].prompt != sample.prompt;
+  const bool is_first =
+      sample.index == 0 || state_.samples[usize(sample.index - 1)].prompt != sample.prompt;
   finished.prompt_tokens = is_first ? isize(state_.prompt_of(sample).ids) : 0;
   finished.cached_tokens = is_first ? sample.output.cached_tokens : 0;
   finished.completion_tokens = isize(sample.tokens);

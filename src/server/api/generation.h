@@ -40,7 +40,7 @@ struct Sample {
   SampleText text;
   std::vector<TokenEntry> tokens = {};  // every one, also those without text
   Delta total = {};                     // the sum of its deltas
-  bool is_cut = false;  // ended by us, though the engine may not know yet
+  bool is_cut = false;                  // ended by us, though the engine may not know yet
   bool is_finished = false;
   std::string finish_reason = {};  // "stop", "length", "abort"; set when finished
   std::optional<std::int32_t> stop_token = {};
@@ -52,9 +52,9 @@ struct GenerationState {
   const Service& service;
   GenerationPlan plan;
   std::vector<Sample> samples;
-  std::string id;         // of the answer
-  std::int64_t created;   // Unix seconds
-  double seconds = 0;     // since the request came
+  std::string id;        // of the answer
+  std::int64_t created;  // Unix seconds
+  double seconds = 0;    // since the request came
 
   [[nodiscard]] const PromptPlan& prompt_of(const Sample& sample) const {
     return plan.prompts[sample.prompt];

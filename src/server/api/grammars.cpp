@@ -53,9 +53,8 @@ void Grammars::get(const GrammarSource& source, const std::function<void(Result)
     {
       const std::lock_guard lock(mutex_);
       if (entries_.size() >= kMaxEntries) {
-        entries_.erase(std::ranges::min_element(entries_, {}, [](const auto& entry) {
-          return entry.second.last_use;
-        }));
+        entries_.erase(std::ranges::min_element(
+            entries_, {}, [](const auto& entry) { return entry.second.last_use; }));
       }
       entries_.insert_or_assign(key, Entry{result, ++num_uses_});
     }

@@ -45,7 +45,7 @@ class Grammars {
   const Tokenizer& tokenizer_;
   Worker& worker_;
   Metrics& metrics_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;                        // guards all below
   std::map<GrammarSource, Entry> entries_;  // failures as well: they take as long
   std::uint64_t num_uses_ = 0;
   std::shared_ptr<const TokenTrie> trie_;

@@ -106,8 +106,7 @@ OrderedJson model_card(const Service& service) {
 }
 
 void handle_models(Service& service, const std::shared_ptr<Exchange>& exchange) {
-  respond(exchange,
-          {{"object", "list"}, {"data", OrderedJson::array({model_card(service)})}});
+  respond(exchange, {{"object", "list"}, {"data", OrderedJson::array({model_card(service)})}});
 }
 
 void handle_model(Service& service, const std::shared_ptr<Exchange>& exchange) {
@@ -202,9 +201,8 @@ void handle_tokenize(Service& service, const std::shared_ptr<Exchange>& exchange
     exchange->respond(error_response(problem.error()));
     return;
   }
-  respond(exchange, {{"tokens", ids},
-                     {"count", ids.size()},
-                     {"max_model_len", service.limits.max_seq_len}});
+  respond(exchange,
+          {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", service.limits.max_seq_len}});
 }
 
 void handle_detokenize(Service& service, const std::shared_ptr<Exchange>& exchange) {
@@ -249,10 +247,9 @@ void add_info_routes(Router& router, Service& service) {
     add("GET", path, Access::kUser, handle_server_info);
   }
   for (const char* path : {"/v1/loads", "/get_load"}) {
-    add("GET", path, Access::kUser,
-        [](Service& loaded, const std::shared_ptr<Exchange>& exchange) {
-          respond(exchange, load_json(loaded.loop.stats()));
-        });
+    add("GET", path, Access::kUser, [](Service& loaded, const std::shared_ptr<Exchange>& exchange) {
+      respond(exchange, load_json(loaded.loop.stats()));
+    });
   }
   for (const char* prefix : {"", "/v1"}) {
     add("POST", std::string(prefix) + "/tokenize", Access::kUser, handle_tokenize);

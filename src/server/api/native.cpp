@@ -41,8 +41,8 @@ std::string base64_of(const std::vector<std::int32_t>& values) {
   for (std::size_t at = 0; at < bytes.size(); at += 3) {
     std::uint32_t group = 0;
     for (std::size_t i = 0; i < 3; ++i) {
-      group = (group << 8) |
-              (at + i < bytes.size() ? static_cast<unsigned char>(bytes[at + i]) : 0U);
+      group =
+          (group << 8) | (at + i < bytes.size() ? static_cast<unsigned char>(bytes[at + i]) : 0U);
     }
     for (std::size_t i = 0; i < 4; ++i) {
       text += at + i <= bytes.size() ? kDigits[(group >> (18 - 6 * i)) & 63U] : '=';
@@ -116,7 +116,8 @@ OrderedJson NativeForm::finish_of(const Sample& sample) const {
   if (sample.finish_reason == "length") {
     return {{"type", "length"}, {"length", sample.tokens.size()}};
   }
-  return {{"type", "abort"}, {"message", "aborted"}, {"status_code", nullptr}, {"err_type", nullptr}};
+  return {
+      {"type", "abort"}, {"message", "aborted"}, {"status_code", nullptr}, {"err_type", nullptr}};
 }
 
 void NativeForm::add_prompt_logprobs(OrderedJson& meta, const GenerationState& state,
@@ -342,8 +343,8 @@ NativeRequest read_native(const Service& service, const FieldReader& fields) {
   }
   auto prompts = read_prompts(service, fields, request);
   for (std::size_t i = 0; i < prompts.size() && !fields.problem(); ++i) {
-    request.items.push_back(read_item(service, fields, std::move(prompts[i]), i, prompts.size(),
-                                      request.is_batch));
+    request.items.push_back(
+        read_item(service, fields, std::move(prompts[i]), i, prompts.size(), request.is_batch));
   }
   return request;
 }

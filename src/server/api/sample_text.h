@@ -24,7 +24,7 @@ struct TokenEntry {
 
 struct ToolDelta {
   std::int64_t index = 0;
-  std::string id = {};    // with the first delta of a call only, like the name
+  std::string id = {};  // with the first delta of a call only, like the name
   std::string name = {};
   std::string arguments = {};
 };

@@ -46,9 +46,8 @@ void read_logit_bias(const FieldReader& fields, std::int64_t vocab_size, LogitRu
           path, fmt::format("{}: expected a token id in [0, {}) as the key", path, vocab_size));
       return;
     }
-    const double bias =
-        FieldReader(*biases, fields.problem(), fields.path_of("logit_bias") + ".")
-            .number(key, 0, {-100, 100});
+    const double bias = FieldReader(*biases, fields.problem(), fields.path_of("logit_bias") + ".")
+                            .number(key, 0, {-100, 100});
     rules.logit_bias.push_back({static_cast<std::int32_t>(id), static_cast<float>(bias)});
   }
 }
@@ -61,13 +60,14 @@ void read_rules(const FieldReader& fields, Endpoint endpoint, const ModelLimits&
   rules.frequency_penalty = number(fields, "frequency_penalty", 0, {-2, 2});
   rules.presence_penalty = number(fields, "presence_penalty", 0, {-2, 2});
   read_logit_bias(fields, limits.vocab_size, rules);
-  const std::string_view key =
-      endpoint == Endpoint::kGenerate || !fields.has("min_tokens") ? "min_new_tokens" : "min_tokens";
+  const std::string_view key = endpoint == Endpoint::kGenerate || !fields.has("min_tokens")
+                                   ? "min_new_tokens"
+                                   : "min_tokens";
   rules.min_new_tokens = fields.integer(key, 0, {0, kAnyInt});
   if (sampling.max_new_tokens && rules.min_new_tokens > *sampling.max_new_tokens) {
-    fields.reject(key, fmt::format("{} is {}: expected at most the {} tokens asked for at most",
-                                   fields.path_of(key), rules.min_new_tokens,
-                                   *sampling.max_new_tokens));
+    fields.reject(key,
+                  fmt::format("{} is {}: expected at most the {} tokens asked for at most",
+                              fields.path_of(key), rules.min_new_tokens, *sampling.max_new_tokens));
   }
 }
 
@@ -96,8 +96,8 @@ void read_stops(const FieldReader& fields, const ModelLimits& limits, Sampling& 
   }
   sampling.request.stop_ids = fields.token_ids("stop_token_ids", limits.vocab_size);
   sampling.request.ignore_eos = fields.boolean("ignore_eos", false);
-  sampling.keeps_stop = fields.boolean("no_stop_trim", false) ||
-                        fields.boolean("include_stop_str_in_output", false);
+  sampling.keeps_stop =
+      fields.boolean("no_stop_trim", false) || fields.boolean("include_stop_str_in_output", false);
   sampling.skips_special = fields.boolean("skip_special_tokens", true);
 }
 
@@ -108,7 +108,8 @@ void read_grammar(const FieldReader& fields, Sampling& sampling) {
   const std::string regex = fields.string("regex");
   const bool has_schema = schema != nullptr && !is_text(*schema, "");
   if (has_schema && !regex.empty()) {
-    fields.reject("regex", fields.path_of("regex") + ": expected at most one of json_schema, regex");
+    fields.reject("regex",
+                  fields.path_of("regex") + ": expected at most one of json_schema, regex");
   } else if (has_schema) {
     sampling.grammar = {GrammarSource::Kind::kJsonSchema,
                         schema->is_string() ? schema->get<std::string>() : to_line(*schema), false,
@@ -121,8 +122,8 @@ void read_grammar(const FieldReader& fields, Sampling& sampling) {
 /// Fields that mean something we do not have: never ignored in silence.
 void refuse_unsupported(const FieldReader& fields) {
   for (const std::string_view key :
-       {"ebnf", "structural_tag", "stop_regex", "max_thinking_tokens", "suffix",
-        "use_beam_search", "lora_path", "session_params", "custom_logit_processor"}) {
+       {"ebnf", "structural_tag", "stop_regex", "max_thinking_tokens", "suffix", "use_beam_search",
+        "lora_path", "session_params", "custom_logit_processor"}) {
     const Json* value = fields.find(key);
     if (value != nullptr && !is_nothing(*value)) {
       fields.reject(key, fields.path_of(key) + " is not supported");
@@ -168,8 +169,9 @@ Sampling read_sampling(const FieldReader& fields, Endpoint endpoint, const Model
   refuse_unsupported(fields);
   sampling.n = fields.integer("n", 1, {1, kMaxSamples});
   if (const auto best_of = fields.maybe_integer("best_of"); best_of && *best_of != sampling.n) {
-    fields.reject("best_of", fmt::format("best_of is {}: other values than n ({}) are not supported",
-                                         *best_of, sampling.n));
+    fields.reject("best_of",
+                  fmt::format("best_of is {}: other values than n ({}) are not supported", *best_of,
+                              sampling.n));
   }
   const std::string_view seed_key = fields.has("sampling_seed") ? "sampling_seed" : "seed";
   if (const auto seed = fields.maybe_integer(seed_key)) {

@@ -37,8 +37,8 @@ struct Sampling {
   std::optional<std::uint64_t> seed;           // none: a new one each time
   std::int64_t n = 1;
   std::vector<std::string> stop;
-  bool keeps_stop = false;     // the text keeps the stop string or token that ended it
-  bool skips_special = true;   // control tokens leave no text
+  bool keeps_stop = false;    // the text keeps the stop string or token that ended it
+  bool skips_special = true;  // control tokens leave no text
   GrammarSource grammar = {};
 };
 
@@ -46,8 +46,8 @@ struct Sampling {
 [[nodiscard]] Sampling read_sampling(const FieldReader& fields, Endpoint endpoint,
                                      const ModelLimits& limits);
 
-/// max_new_tokens for a prompt of this length: clamped to what fits. A prompt that leaves no room is
-/// context_length_exceeded.
+/// max_new_tokens for a prompt of this length: clamped to what fits. A prompt that leaves no room
+/// is context_length_exceeded.
 [[nodiscard]] std::int64_t fit_to_context(const Sampling& sampling, std::int64_t prompt_size,
                                           const ModelLimits& limits, const std::string& param,
                                           Problem& problem);

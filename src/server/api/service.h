@@ -47,7 +47,7 @@ struct Service {
   ModelLimits limits;
   std::unique_ptr<ChatTemplate> chat_template;
   Metrics metrics;
-  std::int64_t start_time;  // Unix seconds
+  std::int64_t start_time;               // Unix seconds
   std::atomic<bool> is_updating{false};  // weights
   Worker worker;
   Grammars grammars;

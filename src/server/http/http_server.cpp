@@ -31,8 +31,8 @@ class HttpServer::Impl {
         acceptor_(accept_strand_),
         accept_timer_(accept_strand_),
         work_(asio::make_work_guard(context_)) {
-    counters_->salt = static_cast<std::uint64_t>(
-        std::chrono::system_clock::now().time_since_epoch().count());
+    counters_->salt =
+        static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
     listen();
   }
 

@@ -58,8 +58,7 @@ std::string HttpRequest::query_value(std::string_view name) const {
     const std::string_view pair = rest.substr(0, end);
     const std::size_t equals = std::min(pair.find('='), pair.size());
     if (pair.substr(0, equals) == name) {
-      return equals == pair.size() ? std::string()
-                                   : percent_decoded(pair.substr(equals + 1), true);
+      return equals == pair.size() ? std::string() : percent_decoded(pair.substr(equals + 1), true);
     }
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }

@@ -52,8 +52,9 @@ void Router::dispatch(const std::shared_ptr<Exchange>& exchange) const {
     for (const Route& other : *routes) {
       allowed += (allowed.empty() ? "" : ", ") + other.method;
     }
-    HttpResponse response = error_response(
-        {405, "method_not_allowed", request.path + " takes " + allowed + ", not " + request.method});
+    HttpResponse response =
+        error_response({405, "method_not_allowed",
+                        request.path + " takes " + allowed + ", not " + request.method});
     response.headers.push_back({"Allow", allowed});
     exchange->respond(std::move(response));
     return;
