@@ -1,4 +1,7 @@
 // Every refused request: its status, its code, and the field it names.
+#include <algorithm>
+#include <iterator>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,12 +22,10 @@ struct ErrorCase {
 
 constexpr const char* kInvalid = "invalid_request_error";
 
-const std::vector<ErrorCase>& error_cases() {
-  static const std::string chat = "/v1/chat/completions";
-  static const std::string text = "/v1/completions";
-  static const std::string native = "/generate";
-  static const std::string hi = R"("messages":[{"role":"user","content":"hi"}])";
-  static const std::vector<ErrorCase> cases{
+std::vector<ErrorCase> chat_cases() {
+  const std::string chat = "/v1/chat/completions";
+  const std::string hi = R"("messages":[{"role":"user","content":"hi"}])";
+  return {
       {chat, "{}", 400, kInvalid, "messages"},
       {chat, "{\"messages\":[]}", 400, kInvalid, "messages"},
       {chat, "{\"messages\":{}}", 400, kInvalid, "messages"},
@@ -90,6 +91,13 @@ const std::vector<ErrorCase>& error_cases() {
        "continue_final_message"},
       {chat, R"({"input_ids":[99]})", 400, kInvalid, "input_ids[0]"},
       {chat, R"({"input_ids":[]})", 400, kInvalid, "input_ids"},
+  };
+}
+
+std::vector<ErrorCase> other_cases() {
+  const std::string text = "/v1/completions";
+  const std::string native = "/generate";
+  return {
       {text, "{}", 400, kInvalid, "prompt"},
       {text, R"({"prompt":""})", 400, kInvalid, "prompt"},
       {text, R"({"prompt":[]})", 400, kInvalid, "prompt"},
@@ -125,13 +133,14 @@ const std::vector<ErrorCase>& error_cases() {
       {"/update_weights_from_disk", R"({"model_path":"x"})", 400, kInvalid, "model_path"},
       {"/v1/nothing", "{}", 404, "not_found", ""},
   };
-  return cases;
 }
 
 TEST(Errors, EachNamesStatusCodeAndField) {
   ServerRig rig;
   HttpClient client = rig.client();
-  for (const ErrorCase& test : error_cases()) {
+  std::vector<ErrorCase> cases = chat_cases();
+  std::ranges::move(other_cases(), std::back_inserter(cases));
+  for (const ErrorCase& test : cases) {
     const Reply reply = client.request("POST", test.path, test.body);
     const std::string what = test.path + " " + test.body.substr(0, 120);
     ASSERT_EQ(reply.status, test.status) << what << "\n" << reply.body;
