@@ -291,7 +291,11 @@ void EngineLoop::resume(std::function<void()> done) {
 }
 
 void EngineLoop::flush_cache(std::function<void(Status)> done) {
-  post([this, done = std::move(done)] { done(engine_->flush_cache()); });
+  post([this, done = std::move(done)] {
+    Status status = engine_->flush_cache();
+    publish_stats();
+    done(std::move(status));
+  });
 }
 
 void EngineLoop::replace_model(std::unique_ptr<Model> model, std::string label,
