@@ -16,9 +16,9 @@ void Engine::finish(Sequence& seq, FinishReason reason) {
 }
 
 void Engine::abort(Sequence& seq, AbortCause cause, std::string error) {
+  finish(seq, FinishReason::kAborted);  // first: an heir of its prompt gets the errors it has
   seq.output.abort_cause = cause;
   seq.output.error = std::move(error);
-  finish(seq, FinishReason::kAborted);
 }
 
 bool Engine::abort(RequestId id) {
