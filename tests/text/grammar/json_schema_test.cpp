@@ -346,13 +346,13 @@ TEST(GrammarSchema, RandomWalksGiveValidDocuments) {
           "maximum":345},"tags":{"items":{"enum":["ab","abc","\"",12]}}},"required":["id"],
           "additionalProperties":false})",
       R"({"properties":{"ab":{"type":"boolean"}},"additionalProperties":{"type":"string","pattern":
-          "^[abc]+(e1|\\d{2})$"}})",
+          "^[abc]+(e1|[0-9]{2})$"}})",
       R"({"$defs":{"t":{"type":"object","properties":{"value":{"type":"integer"},"kids":{"type":
           "array","items":{"$ref":"#/$defs/t"},"maxItems":2}},"required":["value"],
           "additionalProperties":false}},"$ref":"#/$defs/t"})",
       R"({"anyOf":[{"type":"string","minLength":3},{"prefixItems":[{"type":"null"},true],
           "items":false,"minItems":1},{"properties":{"id":{"const":"x"}},"required":["id"]}]})",
-      R"({"type":"string","minLength":1,"maxLength":4,"pattern":"a|\\d"})",
+      R"({"type":"string","minLength":1,"maxLength":4,"pattern":"a|[0-9]"})",
       R"({"allOf":[{"properties":{"id":{"type":"integer"}}},{"properties":{"id":{"minimum":1},
           "name":{}},"required":["name","id"]}],"type":"object"})",
   };

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <regex>
 #include <string>
 
 #include <nlohmann/json.hpp>
+
+#include "text/grammar/posix_regex.h"
 
 namespace tandem::testing {
 
@@ -106,7 +107,7 @@ class SchemaValidator {
       return false;
     }
     return !schema.contains("pattern") ||
-           std::regex_search(text, std::regex(schema["pattern"].get<std::string>()));
+           PosixRegex(schema["pattern"].get<std::string>()).finds(text);
   }
 
   [[nodiscard]] bool check_array(const Json& schema, const Json& value) const {
