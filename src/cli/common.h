@@ -129,5 +129,6 @@ void add_rl(CommandLine& line);
 void add_bench(CommandLine& line);
 void add_report(CommandLine& line);
 void add_demo_data(CommandLine& line);
+void add_serve(CommandLine& line);
 
 }  // namespace tandem::cli

@@ -49,6 +49,7 @@ EngineOptions options_for(std::int64_t batch, std::int64_t max_seq_len, std::int
   options.max_running_seqs = batch;
   options.max_seq_len = max_seq_len;
   options.page_size = 64;
+  options.prefix_cache = false;  // rounds repeat prompts
   // A page more for each, which the scheduler wants to see before it admits the next.
   options.num_pages = batch * ((max_seq_len + 63) / 64 + 1);
   return options;

@@ -64,6 +64,7 @@ int parse_and_run(int argc, char** argv) {
   add_bench(line);
   add_report(line);
   add_demo_data(line);
+  add_serve(line);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help_or_version) {

@@ -39,7 +39,7 @@ StepBench::StepBench(const ExecCtx& ctx, const Model& model, const CacheSpec& sp
       new_tokens_(new_tokens),
       cache_(spec, batch * pages_of(context + new_tokens), kPageSize, batch, *ctx.device),
       builder_(batch * new_tokens, batch, pages_of(context + new_tokens), *ctx.device),
-      sampler_(batch, *ctx.device),
+      sampler_(batch, model.vocab_size(), *ctx.device),
       logits_(batch * model.vocab_size() * 4, *ctx.device),
       sequences_(usize(batch)) {
   fill_caches();

@@ -15,13 +15,18 @@ namespace tandem {
 /// What is wrong with input from outside: one sentence that names the file, field or request and
 /// what was expected.
 struct Failure {
+  enum class Kind {
+    kInvalid,     // the input is wrong: the same again fails again
+    kOverloaded,  // nothing is wrong with it, but there is no room now
+  };
   std::string message;
+  Kind kind = Kind::kInvalid;
 };
 
 /// `return fail("{}: expected {}", path, what);` converts to any Expected<T>.
 template <typename... Args>
 [[nodiscard]] Failure fail(fmt::format_string<Args...> format, Args&&... args) {
-  return Failure{fmt::format(format, std::forward<Args>(args)...)};
+  return Failure{fmt::format(format, std::forward<Args>(args)...), Failure::Kind::kInvalid};
 }
 
 /// The environment broke (disk full, out of memory at start, a file vanished). Carries a message

@@ -92,10 +92,16 @@ ModelBatch BatchBuilder::build(std::span<const ScheduledChunk> chunks, const Cac
     }
     std::fill(table_end, table + num_pages, -1);
     cu_seqlens[b + 1] = checked_cast<std::int32_t>(row);
+    for (std::int64_t i = 0; b < isize(chunks) && i < chunks[usize(b)].num_scored; ++i) {
+      const ScheduledChunk& chunk = chunks[usize(b)];
+      const std::int64_t before_end = chunk.end() - (chunk.first_scored() + i);
+      base[at_.logit_rows + num_logits++] = checked_cast<std::int32_t>(row - before_end);
+    }
     if (b >= isize(chunks) || chunks[usize(b)].samples()) {
       base[at_.logit_rows + num_logits++] = checked_cast<std::int32_t>(row - 1);
     }
   }
+  TDM_CHECK(num_logits <= limits_.seqs, num_logits, limits_.seqs);
   const bool one_row_each =
       std::ranges::all_of(chunks, [](const ScheduledChunk& chunk) { return chunk.count == 1; });
   const std::int32_t* data = base;

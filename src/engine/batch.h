@@ -33,8 +33,9 @@ class BatchBuilder {
   [[nodiscard]] std::int64_t max_seqs() const { return limits_.seqs; }
   /// The smallest bucket for a step of pure decodes: powers of two.
   [[nodiscard]] BatchBucket bucket_of(std::span<const ScheduledChunk> chunks) const;
-  /// The batch of `chunks`: chunk b is sequence b; logit_rows are the last rows of the chunks that
-  /// sample, in order. The views stay valid until the next call. No allocation.
+  /// The batch of `chunks`: chunk b is sequence b; logit_rows are the scored rows of the chunks
+  /// and the last rows of those that sample, in order. The views stay valid until the next call. No
+  /// allocation.
   [[nodiscard]] ModelBatch build(std::span<const ScheduledChunk> chunks, const CacheManager& cache,
                                  BatchBucket bucket = {});
 

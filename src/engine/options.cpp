@@ -4,7 +4,8 @@
 #include <limits>
 
 #include "core/checked_cast.h"
-#include "ops/sample.h"
+#include "engine/sampler.h"
+#include "engine/scorer.h"
 
 namespace tandem {
 
@@ -18,15 +19,26 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Pages when the caller gave none. 0: cache_bytes does not even hold the state slots.
-std::int64_t default_pages(const EngineOptions& options, std::int64_t page_bytes,
-                           std::int64_t state_bytes, std::int64_t pages_per_seq) {
+/// Decides the numbers of pages and checkpoints that the caller left open. No pages: cache_bytes
+/// does not even hold the state slots.
+void choose_numbers(MemoryPlan& plan, const EngineOptions& options, std::int64_t pages_per_seq) {
   const std::int64_t enough = options.num_seats() * pages_per_seq;
-  if (options.cache_bytes == 0) {
-    return enough;
+  const std::int64_t wanted = options.num_pages == 0 ? enough : options.num_pages;
+  // More pages than that are refused below, so that their bytes need not fit into int64.
+  const std::int64_t pages = std::min(wanted, std::int64_t{1} << 31) * plan.page_bytes;
+  constexpr std::int64_t kFew = 4;  // even if pages take little
+  std::int64_t left =
+      options.cache_bytes == 0
+          ? 2 * std::max(pages, kFew * plan.slot_bytes)
+          : std::max<std::int64_t>(options.cache_bytes - plan.num_slots * plan.slot_bytes, 0);
+  plan.num_checkpoint_slots = options.num_checkpoint_slots == 0 || !options.prefix_cache
+                                  ? default_checkpoints(options, plan, left)
+                                  : options.num_checkpoint_slots;
+  plan.num_pages = wanted;
+  if (options.num_pages == 0 && options.cache_bytes != 0 && plan.page_bytes > 0) {
+    left = std::max<std::int64_t>(left - plan.num_checkpoint_slots * plan.slot_bytes, 0);
+    plan.num_pages = std::min(enough, left / plan.page_bytes);
   }
-  const std::int64_t left = std::max<std::int64_t>(options.cache_bytes - state_bytes, 0);
-  return page_bytes == 0 ? enough : std::min(enough, left / page_bytes);
 }
 
 std::string mib(std::int64_t bytes) {
@@ -49,6 +61,15 @@ Status EngineOptions::validate() const {
   require("page_size", page_size, 1);
   require("num_pages", num_pages, 0);
   require("num_state_slots", num_state_slots, 0);
+  require("max_prefill_tokens", max_prefill_tokens, 0);
+  require("max_queued", max_queued, 0);
+  require("checkpoint_tokens", checkpoint_tokens, 0);
+  require("num_checkpoint_slots", num_checkpoint_slots, 0);
+  require("preempt_every", preempt_every, 0);
+  if (page_size > 0 && checkpoint_tokens % page_size != 0) {
+    problems += fmt::format("{}checkpoint_tokens is {}: expected a multiple of page_size {}",
+                            problems.empty() ? "" : "; ", checkpoint_tokens, page_size);
+  }
   if (cache_bytes < 0) {
     problems += fmt::format("{}cache_bytes is {}: expected 0 (no limit) or a number of bytes",
                             problems.empty() ? "" : "; ", cache_bytes);
@@ -62,6 +83,28 @@ Status EngineOptions::validate() const {
 std::int64_t EngineOptions::num_seats() const {
   const std::int64_t seats = std::min(max_running_seqs, max_batch_tokens);
   return num_state_slots == 0 ? seats : std::min(seats, num_state_slots);
+}
+
+std::int64_t EngineOptions::checkpoint_grid() const {
+  constexpr std::int64_t kLeast = 64;
+  return checkpoint_tokens == 0 ? ceil_div(kLeast, page_size) * page_size : checkpoint_tokens;
+}
+
+std::int64_t default_checkpoints(const EngineOptions& options, const MemoryPlan& plan,
+                                 std::int64_t bytes) {
+  // The longest prompt leaves room for one new token, and its last token is always computed.
+  if (!options.prefix_cache || options.max_seq_len < options.checkpoint_grid() + 2) {
+    return 0;
+  }
+  constexpr std::int64_t kConversations = 8;  // of a single user
+  const std::int64_t most = std::max(2 * options.num_seats(), kConversations);
+  if (plan.slot_bytes == 0) {
+    return most;
+  }
+  const std::int64_t pages =
+      options.num_pages == 0 ? ceil_div(options.max_seq_len, options.page_size) : options.num_pages;
+  const std::int64_t left = std::min(bytes / 2, bytes - pages * plan.page_bytes);
+  return std::clamp<std::int64_t>(left / plan.slot_bytes, 0, most);
 }
 
 Expected<CacheSpec> cache_spec_for(const Model& model, std::optional<LatentFormat> kv_cache_dtype) {
@@ -101,10 +144,10 @@ Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& option
   plan.page_bytes = options.page_size * spec.bytes_per_token();
   plan.num_slots = options.num_state_slots == 0 ? options.num_seats() : options.num_state_slots;
   plan.slot_bytes = spec.bytes_per_sequence();
-  const std::int64_t state_bytes = plan.num_slots * plan.slot_bytes;
-  plan.num_pages = options.num_pages != 0
-                       ? options.num_pages
-                       : default_pages(options, plan.page_bytes, state_bytes, pages_per_seq);
+  plan.checkpoint_tokens = options.checkpoint_grid();
+  choose_numbers(plan, options, pages_per_seq);
+  const std::int64_t num_states = plan.num_slots + plan.num_checkpoint_slots;
+  const std::int64_t state_bytes = num_states * plan.slot_bytes;
   const std::int64_t needed = state_bytes + pages_per_seq * plan.page_bytes;
   if (options.cache_bytes != 0 &&
       state_bytes + plan.num_pages * plan.page_bytes > options.cache_bytes) {
@@ -112,13 +155,13 @@ Expected<MemoryPlan> plan_memory(const Model& model, const EngineOptions& option
         "engine options: cache_bytes is {}: expected at least {} for {} state slots and {} "
         "pages",
         options.cache_bytes, std::max(needed, state_bytes + plan.num_pages * plan.page_bytes),
-        plan.num_slots, std::max(plan.num_pages, pages_per_seq));
+        num_states, std::max(plan.num_pages, pages_per_seq));
   }
   if (plan.num_pages < pages_per_seq) {
     return fail(
         "engine options: {} pages of {} tokens: expected at least {} pages ({} bytes of "
         "cache with {} state slots), so that one sequence of max_seq_len {} fits",
-        plan.num_pages, plan.page_size, pages_per_seq, needed, plan.num_slots, options.max_seq_len);
+        plan.num_pages, plan.page_size, pages_per_seq, needed, num_states, options.max_seq_len);
   }
   if (plan.num_pages * plan.page_size > std::numeric_limits<std::int32_t>::max()) {
     return fail("engine options: {} pages of {} tokens: expected fewer than 2^31 cached tokens",
@@ -134,11 +177,10 @@ std::int64_t BatchLimits::num_ints() const {
 }
 
 std::int64_t batch_bytes(const Model& model, const BatchLimits& limits) {
-  // Logits, batch arrays, routed experts, and what the sampler is told and tells.
-  constexpr auto kSamplerBytes = static_cast<std::int64_t>(sizeof(SampleRow)) + 12;
+  // Logits, batch arrays, routed experts, and what sampler and scorer are told and tell.
   return 4 * (limits.seqs * model.vocab_size() + limits.num_ints() +
               limits.rows * model.moe_layers() * model.experts_per_token()) +
-         limits.seqs * kSamplerBytes;
+         Sampler::bytes(limits.seqs, model.vocab_size()) + Scorer::bytes(limits.seqs);
 }
 
 std::string MemoryPlan::to_string() const {
@@ -146,9 +188,15 @@ std::string MemoryPlan::to_string() const {
       "weights      {:>14}\n"
       "latent pages {:>14}  {} pages of {} tokens, {} bytes each ({})\n"
       "state slots  {:>14}  {} slots, {} bytes each\n"
+      "checkpoints  {:>14}  {}\n"
       "batches      {:>14}  logits and batch arrays\n",
       mib(weight_bytes), mib(num_pages * page_bytes), num_pages, page_size, page_bytes,
       latent_format_name(latent_format), mib(num_slots * slot_bytes), num_slots, slot_bytes,
+      mib(num_checkpoint_slots * slot_bytes),
+      num_checkpoint_slots == 0
+          ? "no prefix cache"
+          : fmt::format("{} slots: prefixes of a multiple of {} tokens are computed once",
+                        num_checkpoint_slots, checkpoint_tokens),
       mib(batch_bytes));
   text += device ? fmt::format("workspace    {:>14}  activations of the largest pass\n",
                                mib(workspace_bytes))

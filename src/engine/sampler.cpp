@@ -1,5 +1,6 @@
 #include "engine/sampler.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/rng.h"
@@ -13,11 +14,22 @@ constexpr std::int64_t kResultBytes = sizeof(std::int32_t) + sizeof(float);
 
 }  // namespace
 
-Sampler::Sampler(std::int64_t max_rows, Device& device)
+float reported_temperature(const Request& request) {
+  const bool own = request.logprob_mode == LogprobMode::kRaw ||
+                   request.sampling.temperature < kGreedyTemperature;
+  return own ? 1.0F : request.sampling.temperature;
+}
+
+std::int64_t Sampler::bytes(std::int64_t max_rows, std::int64_t vocab) {
+  return max_rows * (kInputBytes + kResultBytes) + LogitChanger::bytes(vocab);
+}
+
+Sampler::Sampler(std::int64_t max_rows, std::int64_t vocab, Device& device)
     : device_(device),
       max_rows_(max_rows),
       host_inputs_(max_rows * kInputBytes, device.host_visible() ? device : host_device()),
       host_results_(max_rows * kResultBytes, device.host_visible() ? device : host_device()),
+      changer_(max_rows, vocab, device),
       sampled_(usize(max_rows)) {
   if (!device.host_visible()) {
     device_inputs_ = Storage(max_rows * kInputBytes, device);
@@ -38,6 +50,9 @@ Sampler::Results Sampler::results(std::byte* base) const {
 void Sampler::prepare(std::span<const SampleTarget> targets, std::int64_t num_rows) {
   num_targets_ = isize(targets);
   TDM_CHECK(num_targets_ <= num_rows && num_rows <= max_rows_, num_targets_, num_rows, max_rows_);
+  const bool any_rules = std::ranges::any_of(
+      targets, [](const SampleTarget& target) { return target.seq->changes_logits(); });
+  changed_ = any_rules ? targets : std::span<const SampleTarget>();
   const Inputs in = inputs(host_inputs_.data());
   for (std::size_t i = 0; i < usize(num_rows); ++i) {
     in.rows[i] = {};
@@ -50,10 +65,9 @@ void Sampler::prepare(std::span<const SampleTarget> targets, std::int64_t num_ro
     const auto position = static_cast<std::uint64_t>(seq.length());
     in.rows[i] = {seq.request.sampling,
                   mix_key({seq.request.seed, seq.request.sequence_id, position})};
+    in.temperatures[i] = reported_temperature(seq.request);
     if (in.rows[i].params.temperature < kGreedyTemperature) {
       in.rows[i].params.temperature = 0.0F;
-    } else {
-      in.temperatures[i] = in.rows[i].params.temperature;
     }
   }
   if (!device_.host_visible()) {
@@ -62,14 +76,27 @@ void Sampler::prepare(std::span<const SampleTarget> targets, std::int64_t num_ro
 }
 
 void Sampler::run(const ExecCtx& ctx, ConstF32Mat logits) {
+  draw(ctx, logits, logits);
+}
+
+void Sampler::run_with_rules(const ExecCtx& ctx, ConstF32Mat logits) {
+  TDM_CHECK(logits.contiguous() && logits.size(0) == num_targets_, logits.size(0), num_targets_);
+  const ArenaScope scope(*ctx.workspace);
+  const F32Mat copy(ctx.workspace->take<float>(logits.numel()).data(), logits.shape());
+  device_.copy(copy.data(), logits.data(), usize(logits.numel()) * sizeof(float));
+  changer_.apply(ctx, copy, changed_);
+  draw(ctx, copy, logits);
+}
+
+void Sampler::draw(const ExecCtx& ctx, ConstF32Mat logits, ConstF32Mat own) {
   const bool shared = device_.host_visible();
   const Inputs in = inputs(shared ? host_inputs_.data() : device_inputs_.data());
   const Results out = results(shared ? host_results_.data() : device_results_.data());
   const std::int64_t n = logits.size(0);
   ops::sample(ctx, out.ids.first(usize(n)), logits, in.rows.first(usize(n)));
   // Always computed, also when nobody asks for it: the trainer's routine on the very logits the
-  // token was drawn from, and the test that the row holds no NaN.
-  ops::log_prob(ctx, {out.logprobs.data(), {n}}, {}, logits, {out.ids.data(), {n}},
+  // model gave, and the test that the row holds no NaN.
+  ops::log_prob(ctx, {out.logprobs.data(), {n}}, {}, own, {out.ids.data(), {n}},
                 {in.temperatures.data(), {n}});
 }
 
@@ -81,6 +108,8 @@ std::span<const SampledToken> Sampler::collect() {
   for (std::size_t i = 0; i < usize(num_targets_); ++i) {
     const bool valid = out.ids[i] >= 0 && std::isfinite(out.logprobs[i]);
     sampled_[i] = valid ? SampledToken{out.ids[i], out.logprobs[i]} : SampledToken{};
+    sampled_[i].none_allowed =
+        !changed_.empty() && changer_.forbids_all(static_cast<std::int64_t>(i));
   }
   return std::span(sampled_).first(usize(num_targets_));
 }

@@ -75,12 +75,14 @@ std::int64_t measure_workspace(const Model& model, const ExecCtx& ctx, const Cac
   own.profiler = nullptr;
   const CacheManager cache(spec, 1, page_size, 1, device);
   Padding padding(limits, device);
-  Sampler sampler(limits.seqs, device);
+  Sampler sampler(limits.seqs, model.vocab_size(), device);
   Storage logits(limits.seqs * model.vocab_size() * 4, device);
   const auto run = [&](std::int64_t rows, std::int64_t seqs) {
     const ModelBatch batch = padding.batch(rows, seqs);
     const F32Mat out(logits.as<float>().data(), {seqs, model.vocab_size()});
     model.forward(own, out, batch, cache.buffers(), nullptr);
+    const ArenaScope scope(workspace);
+    static_cast<void>(workspace.take<float>(out.numel()));  // of logits under rules
     sampler.prepare({}, seqs);
     sampler.run(own, out);
   };
@@ -96,11 +98,16 @@ std::int64_t measure_workspace(const Model& model, const ExecCtx& ctx, const Cac
   return peak + peak / 16 + (std::int64_t{1} << 20);
 }
 
-/// Takes pages off a plan that is free to have fewer, or says what would fit.
+/// Takes checkpoints and pages off a plan that is free to have fewer, or says what would fit.
 Status fit(MemoryPlan& plan, const EngineOptions& options, const DeviceMemory& memory) {
   const std::int64_t reserve = reserve_of(memory);
-  const std::int64_t fixed =
+  std::int64_t fixed =
       plan.num_slots * plan.slot_bytes + plan.batch_bytes + plan.workspace_bytes + reserve;
+  if (options.num_checkpoint_slots == 0) {
+    plan.num_checkpoint_slots = std::min(plan.num_checkpoint_slots,
+                                         default_checkpoints(options, plan, memory.free - fixed));
+  }
+  fixed += plan.num_checkpoint_slots * plan.slot_bytes;
   const std::int64_t left = memory.free - fixed;
   if (left >= plan.num_pages * plan.page_bytes) {
     return Ok{};
@@ -117,9 +124,9 @@ Status fit(MemoryPlan& plan, const EngineOptions& options, const DeviceMemory& m
       "pages of {}, {} for batches, {} of workspace, {} in reserve. With these options {} pages "
       "fit, and one sequence of {} tokens takes {}; take fewer running sequences, batch tokens or "
       "layers, or a shorter context",
-      fixed + plan.num_pages * plan.page_bytes, memory.free, memory.total, plan.num_slots,
-      plan.slot_bytes, plan.num_pages, plan.page_bytes, plan.batch_bytes, plan.workspace_bytes,
-      reserve, pages, options.max_seq_len, least);
+      fixed + plan.num_pages * plan.page_bytes, memory.free, memory.total,
+      plan.num_slots + plan.num_checkpoint_slots, plan.slot_bytes, plan.num_pages, plan.page_bytes,
+      plan.batch_bytes, plan.workspace_bytes, reserve, pages, options.max_seq_len, least);
 }
 
 }  // namespace

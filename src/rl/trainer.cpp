@@ -35,6 +35,8 @@ EngineOptions engine_options(const RlConfig& config, const Tokenizer& tokenizer,
   options.max_running_seqs = std::min<std::int64_t>(
       256, config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt);
   options.max_batch_tokens = 2048;
+  // The weights change after every step, and the samples of a prompt share it by forking.
+  options.prefix_cache = false;
   options.eos_ids.assign(tokenizer.stop_ids().begin(), tokenizer.stop_ids().end());
   return options;
 }

@@ -141,10 +141,6 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   std::string message_;
 };
 
-std::string quoted(const std::string& text) {
-  return nlohmann::json(text).dump();
-}
-
 void append_json(std::string& out, const JsonNode& node, JsonStyle style) {
   const std::string_view comma = style == JsonStyle::kSpaced ? ", " : ",";
   const std::string_view colon = style == JsonStyle::kSpaced ? ": " : ":";
@@ -169,14 +165,14 @@ void append_json(std::string& out, const JsonNode& node, JsonStyle style) {
     out += '{';
     for (const JsonMember* member : members) {
       out += separator;
-      out += quoted(member->key);
+      out += quote_json(member->key);
       out += colon;
       append_json(out, member->value, style);
       separator = comma;
     }
     out += '}';
   } else {
-    out += node.is(JsonKind::kString) ? quoted(node.text) : node.text;
+    out += node.is(JsonKind::kString) ? quote_json(node.text) : node.text;
   }
 }
 
@@ -215,6 +211,10 @@ Expected<JsonNode> parse_json(std::string_view text) {
     return fail("not JSON: {}", builder.message());
   }
   return builder.take_root();
+}
+
+std::string quote_json(std::string_view text) {
+  return nlohmann::json(text).dump();
 }
 
 std::string dump_json(const JsonNode& node, JsonStyle style) {

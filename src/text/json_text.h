@@ -1,5 +1,5 @@
 // json_text.h — JSON as text in, text out, spelled as Python's json module spells it: prompts must
-// match the reference renderer to the byte, down to 1e16 and 2**70. Only for the chat files.
+// match the reference renderer to the byte, down to 1e16 and 2**70. Only inside text/.
 #pragma once
 
 #include <string>
@@ -44,5 +44,8 @@ enum class JsonStyle {
 };
 
 [[nodiscard]] std::string dump_json(const JsonNode& node, JsonStyle style);
+
+/// `text`, which must be UTF-8, as a JSON string with its quotes.
+[[nodiscard]] std::string quote_json(std::string_view text);
 
 }  // namespace tandem

@@ -22,6 +22,9 @@ class StreamDecoder {
   /// The end of the stream: an unfinished character becomes U+FFFD. The decoder can be used again.
   [[nodiscard]] std::string finish();
 
+  /// The last id's bytes end inside a character.
+  [[nodiscard]] bool has_pending() const { return !pending_.empty(); }
+
  private:
   const Tokenizer* tokenizer_;
   SpecialText special_;

@@ -37,7 +37,7 @@ TEST_P(Subcommand, WithoutArgumentsIsAUsageError) {
 
 INSTANTIATE_TEST_SUITE_P(All, Subcommand,
                          ::testing::Values("init", "inspect", "generate", "chat", "sft", "rl",
-                                           "report", "demo-data"),
+                                           "report", "demo-data", "serve"),
                          [](const auto& chosen) {
                            std::string name = chosen.param;
                            std::erase(name, '-');
@@ -48,7 +48,7 @@ TEST(CommandLine, HelpListsEverySubcommand) {
   const Outcome outcome = run_tandem({"--help"});
   EXPECT_EQ(outcome.exit_code, 0);
   for (const char* name :
-       {"init", "inspect", "generate", "chat", "sft", "rl", "report", "demo-data"}) {
+       {"init", "inspect", "generate", "chat", "sft", "rl", "report", "demo-data", "serve"}) {
     EXPECT_THAT(outcome.out, HasSubstr(std::string("\n  ") + name + " "));
   }
 }

@@ -160,6 +160,50 @@ TEST(OnDevice, ARequestsBitsAreItsOwn) {
   }
 }
 
+TEST(OnDevice, RulesAndScoresAreARequestsOwn) {
+  const Checkpoint checkpoint{"k3-mini", stored(true, kimi_k3::ExpertFormat::kMxFp4, false)};
+  Machine gpu(checkpoint, make_cuda_device({}));
+  std::vector<Request> requests = make_requests(gpu.model(), 24, 1.0F);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (i % 3 == 0) {
+      continue;  // plain ones among them
+    }
+    Request& request = requests[i];
+    request.max_new_tokens = 40;
+    request.rules = {.repetition_penalty = 1.2F,
+                     .frequency_penalty = 0.3F,
+                     .presence_penalty = 0.4F,
+                     .logit_bias = {{static_cast<std::int32_t>(i), 8.0F}},
+                     .min_new_tokens = 10};
+    request.stop_ids = {static_cast<std::int32_t>(i)};
+    request.num_top_logprobs = static_cast<std::int64_t>(i % 21);
+    request.prompt_logprobs_from = 0;
+  }
+  const auto together = gpu.run(requests, 24);
+  const auto few = gpu.run(requests, 5);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const RequestOutput& output = together[i];
+    expect_same(few[i], output, "five at once, request " + std::to_string(i));
+    if (requests[i].num_top_logprobs == 0) {
+      continue;
+    }
+    EXPECT_GT(output.tokens.size(), 10U);  // the bias makes every token before an early stop
+    EXPECT_EQ(std::ranges::count(output.tokens, requests[i].stop_ids[0]),
+              output.finish_reason == FinishReason::kStop ? 1 : 0);
+    ASSERT_EQ(output.prompt_logprobs.size(), requests[i].prompt.size());
+    EXPECT_TRUE(std::equal(output.prompt_logprobs.begin() + 1, output.prompt_logprobs.end(),
+                           few[i].prompt_logprobs.begin() + 1));
+    for (std::size_t t = 0; t < output.tokens.size(); ++t) {
+      const auto& top = output.top_logprobs[t];
+      ASSERT_EQ(isize(top), requests[i].num_top_logprobs);
+      EXPECT_TRUE(std::ranges::is_sorted(top, std::ranges::greater(), &TokenLogprob::logprob));
+      EXPECT_LE(output.logprobs[t], top.front().logprob);
+      const auto own = std::ranges::find(top, output.tokens[t], &TokenLogprob::token);
+      EXPECT_TRUE(own == top.end() || own->logprob == output.logprobs[t]);
+    }
+  }
+}
+
 TEST(OnDevice, SaysWhatItCannotDo) {
   EXPECT_THROW(static_cast<void>(make_cuda_device({.ordinal = 99})), Error);
   const auto device = make_cuda_device({});

@@ -51,5 +51,52 @@ TEST(Allocation, StepsTakeNoMemory) {
   EXPECT_GT(engine->stats().decode_tokens, 100);
 }
 
+TEST(Allocation, NorDoThoseThatFillUseAndEmptyThePrefixCache) {
+  Rig rig;
+  rig.model.check_batches = false;
+  EngineOptions options = cached_options();
+  options.max_running_seqs = 2;
+  options.num_pages = 80;
+  const auto engine = rig.engine(options);
+  ASSERT_TRUE(engine->submit(make_request(5, 3)).ok());
+  engine->run_until_idle();
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    Request request = cacheable_request(longer(random_tokens(30, i % 2), 9, i % 11), 12, i);
+    request.cache_salt = std::string(40 * (i % 2), 's');
+    ASSERT_TRUE(engine->submit(request).ok());
+  }
+  const std::int64_t before = num_allocations.load();
+  engine->run_until_idle();
+  const std::int64_t after = num_allocations.load();
+  EXPECT_EQ(after, before);
+  EXPECT_GT(engine->stats().prefix.num_hits, 5);
+  EXPECT_GT(engine->stats().num_evicted_pages, 20);
+}
+
+TEST(Allocation, NorDoRulesAndPromptScores) {
+  Rig rig;
+  rig.model.check_batches = false;
+  const auto engine = rig.engine(small_options());
+  const auto submit_all = [&] {
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      Request request = make_request(5, 20 + static_cast<std::int64_t>(i), i);
+      request.rules = {.repetition_penalty = 1.2F,
+                       .frequency_penalty = 0.5F,
+                       .logit_bias = {{3, 1.0F}, {4, 2.0F}},
+                       .min_new_tokens = 10};
+      request.stop_ids = {1, 2};
+      request.constraint = std::make_shared<FakeConstraint>(i);
+      request.prompt_logprobs_from = 0;
+      ASSERT_TRUE(engine->submit(request).ok());
+    }
+  };
+  submit_all();
+  engine->run_until_idle();
+  submit_all();
+  const std::int64_t before = num_allocations.load();
+  engine->run_until_idle();
+  EXPECT_EQ(num_allocations.load(), before);
+}
+
 }  // namespace
 }  // namespace tandem::test

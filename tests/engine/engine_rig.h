@@ -12,7 +12,7 @@
 
 #include "core/rng.h"
 #include "engine/engine.h"
-#include "ops/loss.h"
+#include "rules_rig.h"
 #include "support/backend_under_test.h"
 #include "support/fake_model.h"
 
@@ -57,6 +57,41 @@ struct Rig {
   return request;
 }
 
+/// A small engine whose prefixes may be resumed at every eighth token.
+[[nodiscard]] inline EngineOptions cached_options() {
+  EngineOptions options = small_options();
+  options.max_seq_len = 96;
+  options.checkpoint_tokens = 8;
+  return options;
+}
+
+/// One that the prefix cache may serve: nobody wants the experts of every token.
+[[nodiscard]] inline Request cacheable_request(std::vector<std::int32_t> prompt,
+                                               std::int64_t max_new_tokens,
+                                               std::uint64_t sequence_id = 0) {
+  Request request = make_request(1, max_new_tokens, sequence_id);
+  request.prompt = std::move(prompt);
+  request.want_routed_experts = false;
+  return request;
+}
+
+/// `prompt`, then `count` tokens that depend on `key`.
+[[nodiscard]] inline std::vector<std::int32_t> longer(std::vector<std::int32_t> prompt,
+                                                      std::int64_t count, std::uint64_t key) {
+  const std::vector<std::int32_t> tail = random_tokens(count, mix_key({key, 2}));
+  prompt.insert(prompt.end(), tail.begin(), tail.end());
+  return prompt;
+}
+
+inline RequestOutput run_one(Engine& engine, const Request& request) {
+  const RequestId id = engine.submit(request).value_or_throw();
+  while (engine.has_work()) {
+    engine.step();
+    engine.check_integrity();
+  }
+  return engine.take_output(id).value_or_throw();
+}
+
 /// `count` requests with prompts of 1 to 17 and responses of 1 to 13 tokens, greedy and sampled.
 [[nodiscard]] inline std::vector<Request> mixed_requests(std::int64_t count) {
   std::vector<Request> requests;
@@ -80,11 +115,17 @@ struct Rig {
   };
   RequestOutput output;
   std::vector<std::int32_t> tokens = request.prompt;
-  const float temperature = request.sampling.temperature;
+  expect_prompt_scores(rig.ctx, rig.model, request, output);
+  std::unique_ptr<TokenConstraint> constraint;
+  if (request.constraint != nullptr) {
+    constraint = request.constraint->clone();
+  }
+  const auto* const fake = static_cast<const FakeConstraint*>(constraint.get());
   output.finish_reason = FinishReason::kLength;
   for (std::int64_t i = 0; i < request.max_new_tokens; ++i) {
-    std::vector<float> logits = rig.model.expected_logits(tokens);
-    const F32Mat row(logits.data(), {1, FakeModel::kVocab});
+    const std::vector<float> logits = rig.model.expected_logits(tokens);
+    std::vector<float> changed = logits_under_rules(request, tokens, eos_ids, fake, logits);
+    const F32Mat row(changed.data(), {1, FakeModel::kVocab});
     const std::array<SampleRow, 1> sample_row{
         SampleRow{request.sampling, mix_key({request.seed, request.sequence_id, tokens.size()})}};
     std::array<std::int32_t, 1> id{};
@@ -93,19 +134,31 @@ struct Rig {
       output.finish_reason = FinishReason::kError;
       break;
     }
-    float logprob = 0;
-    const float divisor = temperature == 0.0F ? 1.0F : temperature;
-    ops::log_prob(rig.ctx, {&logprob, {1}}, {}, row, {id.data(), {1}}, {&divisor, {1}});
     tokens.push_back(id[0]);
     output.tokens.push_back(id[0]);
-    output.logprobs.push_back(logprob);
+    if (request.want_logprobs) {
+      output.logprobs.push_back(
+          expected_logprob(rig.ctx, logits, id[0], expected_temperature(request)));
+    }
+    if (request.num_top_logprobs > 0) {
+      output.top_logprobs.push_back(expected_top(rig.ctx, logits, request));
+    }
     if (contains(request.stop_ids, id[0]) || (!request.ignore_eos && contains(eos_ids, id[0]))) {
       output.finish_reason = FinishReason::kStop;
       break;
     }
+    if (constraint != nullptr) {
+      EXPECT_TRUE(constraint->accept(id[0]));
+      if (constraint->is_complete()) {
+        output.finish_reason = FinishReason::kStop;
+        break;
+      }
+    }
   }
-  output.routed_experts = rig.model.expected_experts(std::span<const std::int32_t>(tokens).first(
-      tokens.size() - (output.finish_reason == FinishReason::kError ? 0 : 1)));
+  if (request.want_routed_experts) {
+    output.routed_experts = rig.model.expected_experts(std::span<const std::int32_t>(tokens).first(
+        tokens.size() - (output.finish_reason == FinishReason::kError ? 0 : 1)));
+  }
   return output;
 }
 
@@ -122,6 +175,17 @@ struct Rig {
            << "logprobs " << ::testing::PrintToString(actual.logprobs) << " expected "
            << ::testing::PrintToString(expected.logprobs);
   }
+  if (!same_top(actual.top_logprobs, expected.top_logprobs)) {
+    return ::testing::AssertionFailure() << "alternatives differ";
+  }
+  if (!same_logprobs(actual.prompt_logprobs, expected.prompt_logprobs)) {
+    return ::testing::AssertionFailure()
+           << "prompt logprobs " << ::testing::PrintToString(actual.prompt_logprobs) << " expected "
+           << ::testing::PrintToString(expected.prompt_logprobs);
+  }
+  if (!same_top(actual.prompt_top_logprobs, expected.prompt_top_logprobs)) {
+    return ::testing::AssertionFailure() << "alternatives of the prompt differ";
+  }
   if (actual.finish_reason != expected.finish_reason) {
     return ::testing::AssertionFailure()
            << "finish reason " << finish_reason_name(actual.finish_reason) << " expected "
@@ -133,13 +197,13 @@ struct Rig {
   return ::testing::AssertionSuccess();
 }
 
-/// Nothing queued and every page and slot free.
+/// Nothing queued and every page and slot free, or kept for later by the prefix cache.
 inline void expect_idle_and_empty(const Engine& engine) {
   engine.check_integrity();
   const EngineStats stats = engine.stats();
   EXPECT_EQ(stats.num_running, 0);
   EXPECT_EQ(stats.num_waiting, 0);
-  EXPECT_EQ(stats.num_free_pages, engine.memory_plan().num_pages);
+  EXPECT_EQ(stats.num_free_pages + stats.num_cached_pages, engine.memory_plan().num_pages);
   EXPECT_EQ(stats.num_free_slots, engine.memory_plan().num_slots);
 }
 

@@ -12,12 +12,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-RequestOutput run_one(Engine& engine, const Request& request) {
-  const RequestId id = engine.submit(request).value_or_throw();
-  engine.run_until_idle();
-  return engine.take_output(id).value_or_throw();
-}
-
 TEST(Engine, StopsAtStopIdsAndAtEosUnlessIgnored) {
   Rig rig;
   Request request = make_request(5, 12, 1);

@@ -52,6 +52,32 @@ TEST(FakeDevice, PreemptedAndGroupedRequestsToo) {
   }
 }
 
+TEST(FakeDevice, CachedPrefixesAndTheirGroupsToo) {
+  FakeDevice device;
+  FakeRig rig(device);
+  const auto engine = rig.engine(cached_options());
+  const std::vector<std::int32_t> prefix = random_tokens(33, 1);
+  std::vector<Request> requests;
+  for (std::uint64_t i = 0; i < 12; ++i) {
+    requests.push_back(
+        cacheable_request(longer(prefix, static_cast<std::int64_t>(i) % 5, i), 9, i));
+  }
+  expect_all_as_alone(rig, *engine, requests);
+  expect_all_as_alone(rig, *engine, requests);
+  EXPECT_GT(engine->stats().prefix.num_hits, 10);
+  // One row is left of this prompt, and the group forks after it.
+  const Request request = cacheable_request(prefix, 6, 40);
+  const auto ids = engine->submit_group(request, 5).value_or_throw();
+  engine->run_until_idle();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    Request one = request;
+    one.sequence_id += i;
+    EXPECT_TRUE(
+        same_output(engine->take_output(ids[i]).value_or_throw(), expected_output(rig, one)));
+  }
+  EXPECT_EQ(engine->stats().num_forks, 4);
+}
+
 TEST(FakeDevice, ServingTakesNothingBeyondThePlan) {
   FakeDevice device;
   FakeRig rig(device);
@@ -162,6 +188,12 @@ std::vector<RequestOutput> generate(Device& device, const std::string& dir) {
     request.max_new_tokens = 16;
     request.want_logprobs = true;
     request.want_routed_experts = true;
+    if (i % 2 == 1) {
+      request.rules = {.repetition_penalty = 1.3F, .presence_penalty = 0.5F};
+      request.rules.logit_bias = {{i, 4.0F}};
+      request.num_top_logprobs = 5;
+      request.prompt_logprobs_from = i;
+    }
     ids.push_back(engine.submit(request).value_or_throw());
   }
   engine.run_until_idle();

@@ -119,6 +119,57 @@ TEST_P(KimiK3CacheFormats, SameBitsAloneAndInAnySchedule) {
   }
 }
 
+TEST_F(KimiK3Generation, SameBitsFromThePrefixCache) {
+  model_ = load_model(ctx_, dir(), {}).value_or_throw();
+  EngineOptions options{.max_seq_len = 128};
+  options.page_size = 4;
+  options.checkpoint_tokens = 16;
+  std::vector<Request> requests;
+  for (Request& request : prompts()) {
+    request.want_routed_experts = false;
+    requests.push_back(request);
+    request.prompt.resize(request.prompt.size() / 2 + 1, 1);
+    request.prompt.push_back(5);  // leaves the other in the middle
+    requests.push_back(request);
+  }
+  EngineOptions off = options;
+  off.prefix_cache = false;
+  EngineOptions chunked = options;
+  chunked.max_batch_tokens = 9;
+  chunked.max_running_seqs = 3;
+  chunked.preempt_every = 5;
+  chunked.num_pages = 70;
+  const auto outputs = [&](const EngineOptions& with, int rounds, std::int64_t* hits) {
+    Engine engine(*model_, ctx_, with);
+    std::vector<RequestOutput> all;
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<RequestId> ids;
+      for (const Request& request : requests) {
+        ids.push_back(engine.submit(request).value_or_throw());
+      }
+      engine.run_until_idle();
+      engine.check_integrity();
+      for (const RequestId id : ids) {
+        all.push_back(engine.take_output(id).value_or_throw());
+      }
+    }
+    *hits = engine.stats().prefix.num_hits;
+    return all;
+  };
+  std::int64_t hits = 0;
+  const std::vector<RequestOutput> cold = outputs(off, 1, &hits);
+  EXPECT_EQ(hits, 0);
+  for (const EngineOptions& with : {options, chunked}) {
+    const std::vector<RequestOutput> warm = outputs(with, 2, &hits);
+    EXPECT_GT(hits, 5);
+    for (std::size_t i = 0; i < warm.size(); ++i) {
+      const RequestOutput& expected = cold[i % cold.size()];
+      EXPECT_EQ(warm[i].tokens, expected.tokens) << "request " << i;
+      EXPECT_EQ(warm[i].logprobs, expected.logprobs) << "request " << i;
+    }
+  }
+}
+
 TEST_F(KimiK3Generation, EveryCacheFormatIsUsed) {
   model_ = load_model(ctx_, dir(), {}).value_or_throw();
   const auto outputs = [&](std::optional<LatentFormat> format) {
@@ -189,6 +240,26 @@ TEST_F(KimiK3Generation, TheTrainersForwardGivesTheSamplersLogProbsAndExperts) {
                 {temperatures.data(), {rows}});
   EXPECT_EQ(logprobs, expected);
   EXPECT_EQ(trained_experts, experts);
+}
+
+TEST_F(KimiK3Generation, ScoringAResponseGivesWhatItsSamplingReported) {
+  const std::vector<RequestOutput> outputs = run({.max_seq_len = 128}, {});
+  const std::vector<Request> requests = prompts();
+  Engine engine(*model_, ctx_, {.max_batch_tokens = 11, .max_running_seqs = 7, .max_seq_len = 128});
+  std::vector<RequestId> ids;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    Request scoring = requests[i / 3];
+    scoring.prompt_logprobs_from = isize(scoring.prompt);
+    scoring.prompt.insert(scoring.prompt.end(), outputs[i].tokens.begin(), outputs[i].tokens.end());
+    scoring.max_new_tokens = 0;
+    ids.push_back(engine.submit(scoring).value_or_throw());
+  }
+  engine.run_until_idle();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const RequestOutput scores = engine.take_output(ids[i]).value_or_throw();
+    EXPECT_EQ(scores.prompt_logprobs, outputs[i].logprobs) << i;
+    EXPECT_EQ(scores.routed_experts, outputs[i].routed_experts) << i;
+  }
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ class Operations {
     const std::uint64_t choice = rng_.below(100);
     if (choice < 12) {
       const Request request = random_request();
-      submitted_.push_back({engine_.submit(request).value_or_throw(), request});
+      submitted_.push_back({engine_.submit(own_copy(request)).value_or_throw(), request});
     } else if (choice < 18) {
       Request request = random_request();
       const auto ids = engine_.submit_group(request, 1 + static_cast<std::int64_t>(rng_.below(6)));
@@ -75,6 +75,22 @@ class Operations {
     request.sampling.temperature = rng_.below(4) == 0 ? 0.0F : 1.0F;
     if (rng_.below(3) == 0) {
       request.stop_ids = {static_cast<std::int32_t>(rng_.below(FakeModel::kVocab))};
+    }
+    if (rng_.below(3) == 0) {
+      request.rules.repetition_penalty = 1.5F;
+      request.rules.frequency_penalty = 0.5F;
+      request.rules.min_new_tokens = request.max_new_tokens / 2;
+      request.rules.logit_bias = {{static_cast<std::int32_t>(rng_.below(FakeModel::kVocab)), 4.0F}};
+    }
+    if (rng_.below(4) == 0) {
+      request.constraint = std::make_shared<FakeConstraint>(rng_.below(1000));
+    }
+    if (rng_.below(4) == 0) {
+      request.prompt_logprobs_from =
+          static_cast<std::int64_t>(rng_.below(request.prompt.size() + 1));
+      request.num_top_logprobs = static_cast<std::int64_t>(rng_.below(3));
+      request.max_new_tokens *= rng_.below(2) == 0 ? 0 : 1;
+      request.rules.min_new_tokens = 0;
     }
     return request;
   }

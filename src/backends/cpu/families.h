@@ -19,5 +19,6 @@ void cpu_add_expert_ops(MoeOps& ops);  // experts, experts_bwd
 OptimOps cpu_optim_ops();
 void cpu_add_router_ops(MoeOps& ops);  // route, route_replay, route_bwd
 SampleOps cpu_sample_ops();
+void cpu_add_sample_rule_ops(SampleOps& ops);  // adjust_logits, top_tokens
 
 }  // namespace tandem

@@ -261,7 +261,9 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
 }
 
 SampleOps sample_ops() {
-  return {.sample = sample};
+  SampleOps ops;
+  ops.sample = sample;
+  return ops;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ const OpTable& cpu_backend() {
     ops.optim = cpu_optim_ops();
     cpu_add_router_ops(ops.moe);
     ops.sample = cpu_sample_ops();
+    cpu_add_sample_rule_ops(ops.sample);
     return ops;
   }();
   return table;

@@ -20,5 +20,6 @@ void add_router_ops(MoeOps& ops);
 [[nodiscard]] NormOps norm_ops();
 [[nodiscard]] OptimOps optim_ops();
 [[nodiscard]] SampleOps sample_ops();
+void add_sample_rule_ops(SampleOps& ops);
 
 }  // namespace tandem::cuda

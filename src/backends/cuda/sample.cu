@@ -258,7 +258,9 @@ void sample(const ExecCtx& ctx, std::span<std::int32_t> ids, ConstF32Mat logits,
 }  // namespace
 
 SampleOps sample_ops() {
-  return {.sample = sample};
+  SampleOps ops;
+  ops.sample = sample;
+  return ops;
 }
 
 }  // namespace tandem::cuda

@@ -22,6 +22,7 @@ const OpTable& cuda_backend() {
     ops.norm = cuda::norm_ops();
     ops.optim = cuda::optim_ops();
     ops.sample = cuda::sample_ops();
+    cuda::add_sample_rule_ops(ops.sample);
     return ops;
   }();
   return table;

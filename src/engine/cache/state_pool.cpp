@@ -29,14 +29,25 @@ std::span<float> StatePool::conv(std::size_t layer, SlotId slot) const {
   return {layers_[layer].conv.row(index_of(slot)), usize(specs_[layer].conv_floats())};
 }
 
-SlotId StatePool::take() {
+SlotId StatePool::take_as_it_is() {
   const SlotId slot{free_.take()};
   TDM_CHECK(!owned_[usize(index_of(slot))], index_of(slot));
   owned_[usize(index_of(slot))] = true;
+  return slot;
+}
+
+SlotId StatePool::take() {
+  const SlotId slot = take_as_it_is();
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     device_.zero(states(layer, slot).data(), states(layer, slot).size_bytes());
     device_.zero(conv(layer, slot).data(), conv(layer, slot).size_bytes());
   }
+  return slot;
+}
+
+SlotId StatePool::take_copy(SlotId from) {
+  const SlotId slot = take_as_it_is();
+  copy(slot, from);
   return slot;
 }
 

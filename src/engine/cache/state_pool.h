@@ -1,6 +1,6 @@
-// state_pool.h — one slot a running sequence: the KDA states and convolution windows of every state
-// layer. A state is the sum of everything a sequence has read, so a slot is zeroed when it is
-// taken, copied when a sequence forks, and belongs to exactly one sequence.
+// state_pool.h — one slot a running sequence or checkpoint: the KDA states and convolution windows
+// of every state layer. A state is the sum of everything a sequence has read, so a slot is zeroed
+// or copied into when it is taken, and belongs to exactly one sequence or checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,8 @@ class StatePool {
 
   /// The lowest free slot, zeroed; there must be one.
   [[nodiscard]] SlotId take();
+  /// The lowest free slot as a copy of `from`; there must be one.
+  [[nodiscard]] SlotId take_copy(SlotId from);
   void release(SlotId slot);
   void copy(SlotId to, SlotId from);
 
@@ -33,6 +35,7 @@ class StatePool {
   void check_integrity() const;
 
  private:
+  [[nodiscard]] SlotId take_as_it_is();
   [[nodiscard]] std::span<float> states(std::size_t layer, SlotId slot) const;
   [[nodiscard]] std::span<float> conv(std::size_t layer, SlotId slot) const;
 

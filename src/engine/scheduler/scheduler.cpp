@@ -4,9 +4,25 @@
 #include <algorithm>
 
 namespace tandem {
+namespace {
+
+/// What was found out about a prompt that `to` has in common with `from`.
+void copy_prompt_results(Sequence& to, const Sequence& from) {
+  to.output.routed_experts = from.output.routed_experts;
+  to.output.prompt_logprobs = from.output.prompt_logprobs;
+  to.output.prompt_top_logprobs = from.output.prompt_top_logprobs;
+  to.output.error = from.output.error;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(CacheManager& cache, const EngineOptions& options)
-    : cache_(cache), max_batch_tokens_(options.max_batch_tokens), num_seats_(options.num_seats()) {
+    : cache_(cache),
+      limits_{
+          options.max_batch_tokens,
+          options.max_prefill_tokens == 0 ? options.max_batch_tokens : options.max_prefill_tokens,
+          options.preempt_every},
+      num_seats_(options.num_seats()) {
   // A step plans and samples at most one chunk a seat: after this nothing below allocates.
   running_.reserve(usize(num_seats_));
   chunks_.reserve(usize(num_seats_));
@@ -16,21 +32,24 @@ Scheduler::Scheduler(CacheManager& cache, const EngineOptions& options)
 void Scheduler::add(Sequence& seq) {
   TDM_CHECK(seq.state == SeqState::kWaiting && !seq.cache.slot);
   seq.cache.pages.reserve(usize(cache_.pages_for(seq.prompt_size + seq.request.max_new_tokens)));
-  waiting_.push_back(&seq);
+  clients_.join(seq);
+  waiting_.add(seq);
 }
 
 std::span<const SampleTarget> Scheduler::commit() {
   targets_.clear();
+  std::int64_t logits_row = 0;
   for (const ScheduledChunk& chunk : chunks_) {
-    chunk.seq->cache.length += chunk.count;
+    cache_.advance(chunk.seq->cache, chunk.count);
+    logits_row += chunk.num_scored;
     if (chunk.samples()) {
-      targets_.push_back({chunk.seq, isize(targets_)});
+      targets_.push_back({chunk.seq, logits_row++});
     }
   }
   const std::size_t num_rows = targets_.size();
   for (std::size_t i = 0; i < num_rows; ++i) {
     if (targets_[i].seq->group != 0 && targets_[i].seq->num_new_tokens() == 0) {
-      fork_followers(*targets_[i].seq, targets_[i].logits_row);
+      fork_followers(*targets_[i].seq, static_cast<std::int64_t>(i));
     }
   }
   chunks_.clear();
@@ -44,30 +63,47 @@ void Scheduler::fork_followers(Sequence& leader, std::int64_t logits_row) {
     }
     cache_.fork(seq->cache, leader.cache);
     seq->leader = nullptr;
-    seq->output.routed_experts = leader.output.routed_experts;
+    copy_prompt_results(*seq, leader);
     seq->output.shared_prompt_tokens = leader.prompt_size;
     targets_.push_back({seq, logits_row});
     ++num_forks_;
   }
 }
 
-void Scheduler::preempt_newest() {
-  Sequence& seq = *running_.back();
-  running_.pop_back();
-  TDM_CHECK(std::ranges::none_of(running_, [&](auto* other) { return other->leader == &seq; }));
-  cache_.release(seq.cache);
+void Scheduler::give_back(Sequence& seq, Prefix prefix) {
+  if (prefix == Prefix::kKeep) {
+    cache_.retire(seq.cache, seq.all_tokens, seq.salt);
+  } else {
+    cache_.release(seq.cache);
+  }
   seq.leader = nullptr;
+}
+
+void Scheduler::preempt(std::size_t index, Prefix prefix) {
+  Sequence& seq = *running_[index];
+  running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+  TDM_CHECK(std::ranges::none_of(running_, [&](auto* other) { return other->leader == &seq; }));
+  give_back(seq, prefix);
   seq.state = SeqState::kWaiting;
   ++seq.output.num_preemptions;
   ++num_preemptions_;
   preempted_ = true;
-  waiting_.push_front(&seq);  // it is older than all that wait
+  waiting_.add(seq);
 }
 
-void Scheduler::preempt_all() {
+void Scheduler::preempt_all(Prefix prefix) {
   chunks_.clear();
   while (!running_.empty()) {
-    preempt_newest();
+    preempt(running_.size() - 1, prefix);
+  }
+}
+
+void Scheduler::preempt_drawn() {
+  // Only those that have advanced since they were admitted, so that all of them ever do.
+  for (std::size_t i = running_.size(); i-- > 0;) {
+    if (running_[i]->cache.has_drawn) {
+      preempt(i, Prefix::kKeep);
+    }
   }
 }
 
@@ -81,7 +117,7 @@ void Scheduler::hand_over_prompt(Sequence& leader) {
   // follower; what the follower holds goes with the leader.
   Sequence& heir = **found;
   std::swap(heir.cache, leader.cache);
-  heir.output.routed_experts = leader.output.routed_experts;
+  copy_prompt_results(heir, leader);
   heir.leader = nullptr;
   for (Sequence* seq : running_) {
     if (is_follower(seq)) {
@@ -90,40 +126,40 @@ void Scheduler::hand_over_prompt(Sequence& leader) {
   }
 }
 
-void Scheduler::finish(Sequence& seq) {
+void Scheduler::finish(Sequence& seq, Prefix prefix) {
   TDM_CHECK(seq.state != SeqState::kFinished && chunks_.empty(), chunks_.size());
   if (seq.state == SeqState::kRunning) {
     hand_over_prompt(seq);
     running_.erase(std::ranges::find(running_, &seq));
   } else {
-    waiting_.erase(std::ranges::find(waiting_, &seq));
+    waiting_.remove(seq);
   }
-  cache_.release(seq.cache);
-  seq.leader = nullptr;
+  give_back(seq, prefix);
+  clients_.leave(seq);
   seq.state = SeqState::kFinished;
 }
 
 void Scheduler::check_integrity() const {
   std::vector<const SeqCache*> live;
-  const Sequence* older = nullptr;
+  const Sequence* before = nullptr;
   for (const Sequence* seq : running_) {
     TDM_CHECK(seq->state == SeqState::kRunning && seq->cache.slot.has_value());
-    TDM_CHECK(older == nullptr || older->id() < seq->id());
+    TDM_CHECK(before == nullptr || ranks_before(*before, *seq));
     TDM_CHECK(seq->num_pending() >= 1, seq->num_pending());
+    TDM_CHECK(seq->share != nullptr && seq->share->num_unfinished > 0);
     if (seq->leader != nullptr) {
       TDM_CHECK(std::ranges::count(running_, seq->leader) == 1);
       TDM_CHECK(seq->leader->leader == nullptr && seq->leader->num_new_tokens() == 0);
       TDM_CHECK(seq->cache.length == 0 && seq->leader->group == seq->group, seq->cache.length);
     }
-    older = seq;
+    before = seq;
     live.push_back(&seq->cache);
   }
-  for (const Sequence* seq : waiting_) {
-    TDM_CHECK(seq->state == SeqState::kWaiting && !seq->cache.slot && seq->leader == nullptr);
-    TDM_CHECK(older == nullptr || older->id() < seq->id());
-    older = seq;
+  waiting_.check_integrity();
+  for (const Sequence* seq : waiting_.sequences()) {
     live.push_back(&seq->cache);
   }
+  TDM_CHECK(has_work() || clients_.num_clients() == 0, clients_.num_clients());
   TDM_CHECK(num_running() <= num_seats_, num_running(), num_seats_);
   cache_.check_integrity(live);
 }

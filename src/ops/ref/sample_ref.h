@@ -1,11 +1,14 @@
-// sample_ref.h — oracle of ops/sample.h: the filtered distribution of one row, by a full sort.
+// sample_ref.h — oracle of ops/sample.h: logits under rules, the filtered distribution of one row
+// and the ranking of its tokens, by a full sort.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
+#include "ops/ref/views.h"
 #include "ops/sample.h"
 
 namespace tandem::ref {
@@ -67,6 +70,47 @@ template <typename Real>
     }
   }
   return last;
+}
+
+/// adjust_logits on all rows it names.
+template <typename Real>
+void adjust_logits(Mat<Real> logits, const LogitChanges& changes) {
+  constexpr Real kInf = std::numeric_limits<Real>::infinity();
+  for (const LogitRow& row : changes.rows) {
+    Real* const z = logits.row(row.row);
+    for (std::int32_t i = row.seen_begin; i < row.seen_end; ++i) {
+      const SeenToken& seen = changes.seen[static_cast<std::size_t>(i)];
+      const Real penalty = static_cast<Real>(row.repetition_penalty);
+      const Real repeated = z[seen.token] > 0 ? z[seen.token] / penalty : z[seen.token] * penalty;
+      z[seen.token] = std::fma(-static_cast<Real>(seen.num_in_response),
+                               static_cast<Real>(row.frequency_penalty), repeated);
+      z[seen.token] -= seen.num_in_response > 0 ? static_cast<Real>(row.presence_penalty) : Real(0);
+    }
+    for (std::int32_t i = row.bias_begin; i < row.bias_end; ++i) {
+      const LogitBias& bias = changes.biases[static_cast<std::size_t>(i)];
+      z[bias.token] += static_cast<Real>(bias.bias);
+    }
+    for (std::int64_t v = 0; row.mask >= 0 && v < logits.size(1); ++v) {
+      const bool allowed = ((changes.masks(row.mask, v / 32) >> (v % 32)) & 1U) != 0;
+      const bool unusable = std::isnan(z[v]) || z[v] == kInf;
+      z[v] = allowed || unusable ? z[v] : -kInf;
+    }
+  }
+}
+
+/// The ids of a row by falling logit, ties to the lower id; NaN counts as -inf.
+template <typename Real>
+[[nodiscard]] std::vector<std::int32_t> ranking(const std::vector<Real>& logits) {
+  const auto value = [&](std::int32_t id) {
+    const Real logit = logits[static_cast<std::size_t>(id)];
+    return std::isnan(logit) ? -std::numeric_limits<Real>::infinity() : logit;
+  };
+  std::vector<std::int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return value(a) > value(b) || (value(a) == value(b) && a < b);
+  });
+  return order;
 }
 
 }  // namespace tandem::ref
