@@ -1,6 +1,6 @@
-// hash.h — a 64-bit hash of bytes: tells files and records apart and finds damage. Fast (16 bytes
-// a nanosecond or so), the same on every machine of one byte order, and no protection against
-// somebody who wants two inputs to collide.
+// hash.h — a 64-bit hash of bytes: tells files and records apart and finds damage. Some 7 GB/s
+// on one core, the same on every machine of one byte order, and no protection against somebody who
+// wants two inputs to collide.
 #pragma once
 
 #include <cstddef>
