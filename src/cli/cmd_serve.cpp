@@ -1,7 +1,9 @@
 // tandem serve — the HTTP server.
 #include <chrono>
 #include <fstream>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
@@ -83,9 +85,6 @@ Expected<server::PrefixCacheFileOptions> cache_file(const ServeFlags& flags,
                                                     const Device& device) {
   if (flags.cache_dir.empty()) {
     return server::PrefixCacheFileOptions{};
-  }
-  if (!flags.engine.prefix_cache) {
-    return fail("--cache-dir: expected none with --no-prefix-cache, as there is nothing to keep");
   }
   auto key = cache_key(flags.dir, global, device);
   if (!key) {
@@ -259,9 +258,11 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   command.add_flag_callback(
       "--no-prefix-cache", [&flags] { flags.engine.prefix_cache = false; },
       "Compute every prompt anew");
-  command.add_option("--cache-dir", flags.cache_dir,
-                     "Folder in which the prefix cache is kept when the server stops, for its next "
-                     "start; none by default");
+  command
+      .add_option("--cache-dir", flags.cache_dir,
+                  "Folder in which the prefix cache is kept when the server stops, for its next "
+                  "start; none by default")
+      ->excludes("--no-prefix-cache");
   add_kv_cache_dtype(command, flags.engine.kv_cache_dtype);
 }
 

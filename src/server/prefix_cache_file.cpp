@@ -132,7 +132,7 @@ void PrefixCacheFile::load(Engine& engine) const {
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     if (errno != ENOENT) {
-      log_warn("prefix_cache.refused", "file={} reason='it cannot be opened: {}'", path_,
+      log_warn("prefix_cache.refused", "file={} reason=it cannot be opened: {}", path_,
                std::strerror(errno));
     }
     return;
@@ -148,7 +148,7 @@ void PrefixCacheFile::load(Engine& engine) const {
               : Expected<LoadedSnapshot>(fail("it is not a regular file"));
   report(kLabel, reader.size(), reader.size());
   if (!result) {
-    log_warn("prefix_cache.refused", "file={} reason='{}'; starting without", path_,
+    log_warn("prefix_cache.refused", "file={} reason={}; starting without", path_,
              result.message());
     return;
   }
@@ -160,8 +160,8 @@ void PrefixCacheFile::load(Engine& engine) const {
 void PrefixCacheFile::save(Engine& engine) const {
   if (weights_changed_) {
     log_warn("prefix_cache.not_saved",
-             "file={} reason='the weights were updated since the start, so the cache is not of the "
-             "checkpoint that is served next time'",
+             "file={} reason=the weights were updated since the start, so the cache is not of the "
+             "checkpoint that is served next time",
              path_);
     return;
   }
@@ -178,7 +178,7 @@ void PrefixCacheFile::save(Engine& engine) const {
     log_info("prefix_cache.saved", "file={} blocks={} checkpoints={} bytes={}", path_,
              counts.blocks, counts.checkpoints, size);
   } catch (const std::exception& error) {
-    log_warn("prefix_cache.not_saved", "reason='{}'", error.what());
+    log_warn("prefix_cache.not_saved", "reason={}", error.what());
   }
 }
 

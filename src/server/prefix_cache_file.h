@@ -29,8 +29,8 @@ class PrefixCacheFile {
   PrefixCacheFile& operator=(const PrefixCacheFile&) = delete;
   ~PrefixCacheFile();
 
-  /// Into an engine that had no request yet. A file that does not fit is left alone, with one
-  /// warning that names it and the reason. Errors: throws what the device throws.
+  /// Into an engine that had no request yet. A file that does not fit gives one warning
+  /// that names it and the reason, and nothing else. Errors: throws what the device throws.
   void load(Engine& engine) const;
   /// Replaces the file by what the engine has now, as a whole or, with a warning, not at all.
   void save(Engine& engine) const;

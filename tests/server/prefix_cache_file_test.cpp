@@ -101,7 +101,7 @@ TEST_F(PrefixCacheFileTest, WhatIsUnderWayAtTheEndIsKept) {
   EXPECT_EQ(answer["meta_info"]["cached_tokens"], 128);
 }
 
-TEST_F(PrefixCacheFileTest, AFileThatDoesNotFitIsNamedAndLeftAlone) {
+TEST_F(PrefixCacheFileTest, AFileThatDoesNotFitIsNamedWithTheReason) {
   leave_a_file();
   std::string good;
   {
