@@ -51,11 +51,16 @@ Router make_router(AccessKeys keys, Service& service) {
   return router;
 }
 
+std::unique_ptr<PrefixCacheFile> open_cache_file(PrefixCacheFileOptions options) {
+  return options.dir.empty() ? nullptr : std::make_unique<PrefixCacheFile>(std::move(options));
+}
+
 }  // namespace
 
 Server::Server(std::unique_ptr<Model> model, const ExecCtx& ctx, const Tokenizer& tokenizer,
                ModelLoader loader, ServerOptions options)
-    : loop_(std::move(model), ctx, options.engine),
+    : loop_(std::move(model), ctx, options.engine,
+            open_cache_file(std::move(options.prefix_cache_file))),
       service_(loop_, tokenizer, std::move(loader), std::move(options.service),
                {loop_.vocab_size(), options.engine.max_seq_len}),
       router_(make_router(std::move(options.keys), service_)),
