@@ -1,6 +1,8 @@
 #include "server/load/client_connection.h"
 
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include <boost/asio/connect.hpp>
@@ -89,8 +91,9 @@ void ClientConnection::write() {
     }
     self->buffer_.clear();
     self->parser_.emplace();
-    self->parser_->body_limit(boost::none);
-    self->parser_->eager(true);
+    self->parser_->body_limit(std::numeric_limits<std::uint64_t>::max());
+    // Eager would wait for the header of the chunk after the one that is here.
+    self->parser_->eager(false);
     self->read();
   });
 }
