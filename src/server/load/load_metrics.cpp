@@ -164,7 +164,7 @@ LoadSummary summarize(std::span<const RequestRecord> records, const Slo& slo) {
   double latencies = 0;
   for (const RequestRecord& record : records) {
     if (!record.is_complete()) {
-      ++out.failed;
+      ++(record.was_sent ? out.failed : out.not_sent);
       ErrorGroup& group = out.errors[record.error_kind];
       if (group.count++ == 0) {
         group.example = record.error;

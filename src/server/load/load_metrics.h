@@ -88,6 +88,7 @@ struct Samples {
 struct LoadSummary {
   std::int64_t completed = 0;
   std::int64_t failed = 0;
+  std::int64_t not_sent = 0;  // the run was stopped, or an earlier turn failed
   double duration_s = 0;  // first request sent to last event
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
@@ -101,7 +102,7 @@ struct LoadSummary {
   double peak_output_tokens_per_s = 0;  // best bucket of bucket_s
   std::optional<double> goodput_per_s;  // requests that keep all limits; nullopt: no limits
   Distribution ttft, tpot, itl, e2e;    // seconds
-  std::map<std::string, ErrorGroup> errors;
+  std::map<std::string, ErrorGroup> errors;  // of the failed and those not sent, by kind
 };
 [[nodiscard]] LoadSummary summarize(std::span<const RequestRecord> records, const Slo& slo);
 

@@ -86,8 +86,10 @@ std::string to_table(const LoadReport& report) {
   for (const auto& [name, value] : report.setting) {
     out += fmt::format("{:<16} {}\n", name, value);
   }
-  out += fmt::format("\n{:<16} {} completed, {} failed in {:.2f} s, {:.2f} a second\n", "requests",
-                     sum.completed, sum.failed, sum.duration_s, sum.requests_per_s);
+  out += fmt::format("\n{:<16} {} completed, {} failed{} in {:.2f} s, {:.2f} a second\n",
+                     "requests", sum.completed, sum.failed,
+                     sum.not_sent > 0 ? fmt::format(", {} not sent", sum.not_sent) : "",
+                     sum.duration_s, sum.requests_per_s);
   out += fmt::format("{:<16} {:.1f} tok/s ({} tokens)\n", "input", sum.input_tokens_per_s,
                      sum.input_tokens);
   out += fmt::format("{:<16} {:.1f} tok/s ({} tokens), peak {:.1f}\n", "output",
@@ -127,6 +129,7 @@ std::string to_json(const LoadReport& report) {
   }
   json["completed"] = sum.completed;
   json["failed"] = sum.failed;
+  json["not_sent"] = sum.not_sent;
   json["duration"] = sum.duration_s;
   json["total_input_tokens"] = sum.input_tokens;
   json["total_output_tokens"] = sum.output_tokens;
