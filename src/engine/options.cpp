@@ -86,7 +86,7 @@ std::int64_t EngineOptions::num_seats() const {
 }
 
 std::int64_t EngineOptions::checkpoint_grid() const {
-  constexpr std::int64_t kLeast = 64;
+  constexpr std::int64_t kLeast = 16;
   return checkpoint_tokens == 0 ? ceil_div(kLeast, page_size) * page_size : checkpoint_tokens;
 }
 

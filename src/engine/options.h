@@ -26,7 +26,7 @@ struct EngineOptions {
   std::int64_t max_queued = 0;          // waiting requests at once; 0: no limit
 
   bool prefix_cache = true;
-  std::int64_t checkpoint_tokens = 0;  // multiple of page_size; 0: the least from 64 on
+  std::int64_t checkpoint_tokens = 0;  // multiple of page_size; 0: the least from 16 on
   std::int64_t num_checkpoint_slots =
       0;  // states kept for the prefix cache; 0: plan_memory chooses
   // For tests: every so many steps all running sequences that have drawn a token since they were

@@ -76,11 +76,20 @@ void EngineLoop::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
+  // They hold exchanges, which must not outlive the HTTP server.
+  std::vector<std::function<void()>> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped.swap(commands_);
+  }
 }
 
 void EngineLoop::post(std::function<void()> command) {
   {
     const std::lock_guard lock(mutex_);
+    if (stop_) {
+      return;
+    }
     commands_.push_back(std::move(command));
   }
   wake_.notify_one();

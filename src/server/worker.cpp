@@ -15,11 +15,17 @@ void Worker::stop() {
   if (thread_.joinable()) {
     thread_.join();
   }
+  std::deque<std::function<void()>> dropped;
+  const std::lock_guard lock(mutex_);
+  dropped.swap(tasks_);
 }
 
 void Worker::post(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
+    if (stop_) {
+      return;
+    }
     tasks_.push_back(std::move(task));
   }
   wake_.notify_one();

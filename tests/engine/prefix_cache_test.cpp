@@ -49,8 +49,8 @@ TEST(PrefixCache, TailsOfEveryLengthEqualAColdRun) {
   EngineOptions options = small_options();
   options.max_seq_len = 200;
   options.max_batch_tokens = 40;
+  options.checkpoint_tokens = 64;
   const auto engine = rig.engine(options);
-  ASSERT_EQ(engine->memory_plan().checkpoint_tokens, 64);  // by default
   const std::vector<std::int32_t> prefix = random_tokens(128, 3);
   run_one(*engine, cacheable_request(longer(prefix, 1, 0), 1));
   for (std::int64_t tail = 1; tail <= 65; ++tail) {
@@ -390,11 +390,32 @@ TEST(PrefixCache, IsEmptiedOnRequestUnlessInUse) {
   EXPECT_EQ(engine->stats().num_checkpoints, 0);
 }
 
+// Checkpoints of a long prompt lie 2, 6, 14, 30 blocks before its last one.
+TEST(PrefixCache, SharingAnyLengthOfALongPromptResumesNearItsEnd) {
+  Rig rig;
+  EngineOptions options = cached_options();
+  options.max_seq_len = 240;
+  options.checkpoint_tokens = 4;
+  options.num_checkpoint_slots = 40;
+  for (const auto& [shared, cached] : {std::pair{199, 196}, {195, 188}, {187, 172}, {170, 140}}) {
+    SCOPED_TRACE(shared);
+    const auto engine = rig.engine(options);
+    const std::vector<std::int32_t> prompt = random_tokens(200, 3);
+    run_one(*engine, cacheable_request(prompt, 1));
+    const std::vector<std::int32_t> prefix(prompt.begin(), prompt.begin() + shared);
+    const Request request = cacheable_request(longer(prefix, 10, 1), 2, 1);
+    const RequestOutput output = run_one(*engine, request);
+    EXPECT_TRUE(same_output(output, expected_output(rig, request)));
+    EXPECT_EQ(output.cached_tokens, cached);
+    expect_idle_and_empty(*engine);
+  }
+}
+
 TEST(PrefixCache, TheGridIsAMultipleOfThePage) {
   EngineOptions options;
-  EXPECT_EQ(options.checkpoint_grid(), 64);
+  EXPECT_EQ(options.checkpoint_grid(), 16);
   options.page_size = 10;
-  EXPECT_EQ(options.checkpoint_grid(), 70);
+  EXPECT_EQ(options.checkpoint_grid(), 20);
   options.checkpoint_tokens = 64;
   EXPECT_THAT(options.validate().message(),
               HasSubstr("checkpoint_tokens is 64: expected a multiple of page_size 10"));

@@ -132,6 +132,7 @@ TEST(Options, MemoryPlanFollowsFromTheModel) {
   EXPECT_EQ(plan.num_pages, 6 * 16);  // six sequences of 64 tokens in pages of 4
   EXPECT_THAT(plan.to_string(), AllOf(HasSubstr("96 pages of 4 tokens"), HasSubstr("6 slots"),
                                       HasSubstr("weights             1.0 MiB")));
+  options.prefix_cache = false;  // no memory for checkpoints
   options.cache_bytes = 6 * plan.slot_bytes + 20 * plan.page_bytes + 3;
   EXPECT_EQ(plan_memory(model, options).value_or_throw().num_pages, 20);
 }

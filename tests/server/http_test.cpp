@@ -49,6 +49,12 @@ class HttpTest : public ::testing::Test {
       e->respond({200, e->request().path});
     });
   }
+  ~HttpTest() override {
+    if (server_) {
+      server_->stop();
+    }
+    waiting_.clear();  // an exchange may not outlive its server
+  }
   void start() {
     server_ = std::make_unique<HttpServer>(options_, router_);
     server_->start();

@@ -51,14 +51,32 @@ bool CacheManager::open(SeqCache& seq, std::int64_t num_tokens, const PrefixMatc
   } else {
     seq.slot = slots_.take();
   }
-  if (tree_.limits().block_tokens > 0) {
-    // Where this sequence leaves what others have computed, and at the end of what its successor
-    // will share.
-    const std::int64_t last =
-        (num_tokens - 1) / tree_.limits().block_tokens * tree_.limits().block_tokens;
-    seq.checkpoint_at = {match.kv_len, last};
-  }
+  choose_checkpoints(seq, num_tokens, match.kv_len);
   return true;
+}
+
+void CacheManager::choose_checkpoints(SeqCache& seq, std::int64_t num_tokens,
+                                      std::int64_t kv_len) const {
+  // A prompt that shares all but d tokens with this one then computes at most some 2 d again. Each
+  // of these costs the prefill a step, so a short prompt and a small pool have fewer.
+  constexpr std::int64_t kLongPrompt = 32;  // blocks
+  constexpr std::int64_t kSlotsOfOne = 8;   // of the pool
+  const auto& [block, num_slots] = tree_.limits();
+  if (block == 0) {
+    return;
+  }
+  const std::int64_t last = (num_tokens - 1) / block * block;
+  std::size_t count = 0;
+  seq.checkpoint_at[count++] = kv_len;
+  seq.checkpoint_at[count++] = last;
+  if (num_tokens - seq.length < kLongPrompt * block) {
+    return;
+  }
+  const std::size_t most = std::min(kMostCheckpoints, count + usize(num_slots / kSlotsOfOne));
+  for (std::int64_t step = 2 * block, at = last - step; count < most && at > seq.length;
+       step *= 2, at -= step) {
+    seq.checkpoint_at[count++] = at;
+  }
 }
 
 bool CacheManager::open_fork(SeqCache& seq, std::int64_t num_tokens, std::int64_t spare) {

@@ -33,6 +33,9 @@ struct PendingCheckpoint {
   std::int64_t length = 0;
 };
 
+/// Checkpoints of one prompt, at most: where it leaves what is known, at its end, and on the way.
+inline constexpr std::size_t kMostCheckpoints = 7;
+
 /// The part of the caches one sequence holds. Filled by the CacheManager only.
 struct SeqCache {
   std::vector<PageId> pages;   // page i holds tokens [i * page_size, (i + 1) * page_size)
@@ -40,8 +43,8 @@ struct SeqCache {
   std::int64_t length = 0;     // tokens computed: rows written, state advanced
 
   std::optional<NodeId> node;  // of the tree, locked: the first pages are those of the way to it
-  std::array<std::int64_t, 2> checkpoint_at{};    // lengths at which the prefill pauses; 0: none
-  std::array<PendingCheckpoint, 2> pending = {};  // the first num_pending, in order of length
+  std::array<std::int64_t, kMostCheckpoints> checkpoint_at{};    // lengths at which the prefill pauses; 0: none
+  std::array<PendingCheckpoint, kMostCheckpoints> pending = {};  // the first num_pending, in order of length
   std::int64_t num_pending = 0;
   std::int64_t publish_length = 0;  // tokens whose rows come into the tree, with `pending`
   bool has_drawn = false;           // a token, from finite logits, since it was opened
@@ -115,6 +118,8 @@ class CacheManager {
     const std::int64_t unit = std::max(tree_.limits().block_tokens, page_size());
     return num_tokens / unit * (unit / page_size());
   }
+  /// Decides where a sequence that was just opened leaves checkpoints.
+  void choose_checkpoints(SeqCache& seq, std::int64_t num_tokens, std::int64_t kv_len) const;
   void copy_state(SeqCache& seq);
   void publish(SeqCache& seq, std::span<const std::int32_t> tokens, const CacheSalt& salt);
 

@@ -123,20 +123,28 @@ bool ends_with_open_think(const Tokenizer& tokenizer, const std::vector<std::int
   return ids.size() >= tail.size() && std::equal(tail.rbegin(), tail.rend(), ids.rbegin());
 }
 
-void set_grammar(const FieldReader& fields, const Conversation& conversation, Sampling& sampling) {
-  if (conversation.response_format == ResponseFormat::kText) {
-    return;
-  }
-  if (conversation.tool_choice == ToolChoice::kRequired) {
+void set_grammar(const FieldReader& fields, const Conversation& conversation, PromptPlan& plan) {
+  Sampling& sampling = plan.sampling;
+  const bool has_format = conversation.response_format != ResponseFormat::kText;
+  const bool must_call = conversation.tool_choice == ToolChoice::kRequired;
+  if (has_format && must_call) {
     fields.reject("response_format",
                   "response_format and a required tool_choice exclude each other");
   }
-  if (sampling.grammar.kind != GrammarSource::Kind::kNone) {
-    fields.reject("response_format",
-                  "response_format and " + sampling.grammar.param + " exclude each other");
+  if ((has_format || must_call) && sampling.grammar.kind != GrammarSource::Kind::kNone) {
+    const std::string field = has_format ? "response_format" : "tool_choice";
+    fields.reject(field, field + " and " + sampling.grammar.param + " exclude each other");
+  }
+  if (must_call) {
+    sampling.grammar = {GrammarSource::Kind::kTools, conversation.tools_json, false,
+                        plan.single_call, "tools"};
+    return;
+  }
+  if (!has_format) {
+    return;
   }
   if (conversation.response_format == ResponseFormat::kJsonObject) {
-    sampling.grammar = {GrammarSource::Kind::kJsonObject, "", false, "response_format"};
+    sampling.grammar = {GrammarSource::Kind::kJsonObject, "", false, false, "response_format"};
     return;
   }
   const Json* format = fields.object("response_format");
@@ -148,7 +156,7 @@ void set_grammar(const FieldReader& fields, const Conversation& conversation, Sa
       inner != nullptr && FieldReader(*inner, fields.problem(), "response_format.json_schema.")
                               .boolean("strict", false);
   sampling.grammar = {GrammarSource::Kind::kJsonSchema, conversation.response_schema_json,
-                      is_strict, "response_format.json_schema.schema"};
+                      is_strict, false, "response_format.json_schema.schema"};
 }
 
 }  // namespace
@@ -219,7 +227,7 @@ ChatRequest read_chat_request(const Service& service, const Json& body,
     if (problem) {
       return request;
     }
-    set_grammar(fields, conversation, plan.sampling);
+    set_grammar(fields, conversation, plan);
     plan.ids = fields.has("input_ids") ? fields.token_ids("input_ids", service.limits.vocab_size)
                                        : render(service, conversation, problem);
   }

@@ -58,7 +58,7 @@ Generation::Generation(Service& service, std::shared_ptr<Exchange> exchange,
       state_.samples.emplace_back(isize(state_.samples), p, make_text(service, prompt));
     }
   }
-  grammars_.resize(state_.plan.prompts.size());
+  constraints_.resize(state_.plan.prompts.size());
   send_ = [raw = exchange_.get()](const std::string& event) { raw->send_event(event); };
 }
 
@@ -69,16 +69,17 @@ void Generation::start() {
 }
 
 void Generation::prepare_grammars(std::size_t next_prompt) {
-  while (next_prompt < grammars_.size() &&
+  while (next_prompt < constraints_.size() &&
          state_.plan.prompts[next_prompt].sampling.grammar.kind == GrammarSource::Kind::kNone) {
     ++next_prompt;
   }
-  if (next_prompt == grammars_.size()) {
+  if (next_prompt == constraints_.size()) {
     submit();
     return;
   }
-  const GrammarSource& source = state_.plan.prompts[next_prompt].sampling.grammar;
-  service_.grammars.get(source, [weak = weak_from_this(), next_prompt](Grammars::Result result) {
+  const PromptPlan& prompt = state_.plan.prompts[next_prompt];
+  const Grammars::Place place{prompt.is_chat, prompt.thinking};
+  const auto done = [weak = weak_from_this(), next_prompt](Grammars::Result result) {
     const auto self = weak.lock();
     if (!self) {
       return;
@@ -92,10 +93,11 @@ void Generation::prepare_grammars(std::size_t next_prompt) {
         self->fail_with({400, "invalid_request_error", param + ": " + result.message(), param});
         return;
       }
-      self->grammars_[next_prompt] = *result;
+      self->constraints_[next_prompt] = *result;
       self->prepare_grammars(next_prompt + 1);
     });
-  });
+  };
+  service_.grammars.get(prompt.sampling.grammar, place, done);
 }
 
 Job Generation::make_job() {
@@ -111,8 +113,8 @@ Job Generation::make_job() {
     request.rules.min_new_tokens = std::min(request.rules.min_new_tokens, request.max_new_tokens);
     request.queue_timeout_s = service_.options.queue_timeout_s;
     request.timeout_s = service_.options.request_timeout_s;
-    if (grammars_[p] != nullptr) {
-      request.constraint = service_.grammars.constraint(*grammars_[p], plan.thinking, plan.is_chat);
+    if (constraints_[p] != nullptr) {
+      request.constraint = constraints_[p]->clone();
     }
     job.prompts.push_back({std::move(request), plan.sampling.n, plan.rid});
   }

@@ -106,7 +106,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::unique_ptr<ResponseForm> form_;
   GenerationState state_;
   ResponseForm::Send send_;
-  std::vector<std::shared_ptr<const Grammar>> grammars_;  // by prompt; null: none
+  std::vector<std::shared_ptr<const TokenConstraint>> constraints_;  // by prompt; null: none
   std::shared_ptr<Mailbox> mailbox_;
   std::optional<JobId> job_;
   Clock::time_point start_ = Clock::now();

@@ -5,39 +5,72 @@
 
 #include "core/check.h"
 #include "core/timing.h"
-#include "server/api/channel_constraint.h"
+#include "server/api/fields.h"
+#include "text/response_constraint.h"
 
 namespace tandem::server {
 namespace {
 
 constexpr std::size_t kMaxEntries = 256;
 
-}  // namespace
-
-Grammars::Result Grammars::compile(const GrammarSource& source) const {
-  const Clock::time_point start = Clock::now();
-  Result result = fail("no grammar");
+Expected<std::shared_ptr<const Grammar>> compile_grammar(const GrammarSource& source) {
   switch (source.kind) {
-    case GrammarSource::Kind::kNone:
-      break;
     case GrammarSource::Kind::kJsonObject:
-      result = compile_json_object();
-      break;
+      return compile_json_object();
     case GrammarSource::Kind::kJsonSchema:
-      result = compile_json_schema(
+      return compile_json_schema(
           source.text, {}, source.is_strict ? SchemaDefaults::kClosed : SchemaDefaults::kOpen);
-      break;
     case GrammarSource::Kind::kRegex:
-      result = compile_regex(source.text);
+      return compile_regex(source.text);
+    case GrammarSource::Kind::kNone:
+    case GrammarSource::Kind::kTools:
       break;
   }
-  metrics_.observe_grammar_compilation(seconds_since(start));
-  return result;
+  TDM_CHECK(false, static_cast<int>(source.kind));
+  return fail("no grammar");
 }
 
-void Grammars::get(const GrammarSource& source, const std::function<void(Result)>& done) {
-  GrammarSource key = source;
-  key.param.clear();
+}  // namespace
+
+Grammars::Result Grammars::compile_tools(const Key& key) {
+  std::vector<ToolGrammar> tools;
+  // In the order of the text, which was checked when the request was read.
+  for (const auto& tool : OrderedJson::parse(key.source.text)) {
+    const auto& function = tool.at("function");
+    const auto parameters = function.find("parameters");
+    tools.push_back({function.at("name").get<std::string>(),
+                     parameters == function.end() || parameters->is_null() ? std::string()
+                                                                           : parameters->dump()});
+  }
+  auto constraint = make_tool_call_constraint(tools, !key.source.single_call, trie(), tokenizer_,
+                                              key.place.thinking);
+  if (!constraint) {
+    return constraint.failure();
+  }
+  return std::shared_ptr<const TokenConstraint>(*std::move(constraint));
+}
+
+Grammars::Result Grammars::compile(const Key& key) {
+  if (key.source.kind == GrammarSource::Kind::kTools) {
+    return compile_tools(key);
+  }
+  const auto grammar = compile_grammar(key.source);
+  if (!grammar) {
+    return grammar.failure();
+  }
+  if (key.place.is_chat) {
+    return std::shared_ptr<const TokenConstraint>(
+        make_answer_constraint(**grammar, trie(), tokenizer_, key.place.thinking));
+  }
+  const auto stops = tokenizer_.stop_ids();
+  return std::shared_ptr<const TokenConstraint>(
+      (*grammar)->make_constraint(trie(), {stops.begin(), stops.end()}));
+}
+
+void Grammars::get(const GrammarSource& source, Place place,
+                   const std::function<void(Result)>& done) {
+  Key key{source, place};
+  key.source.param.clear();
   {
     std::unique_lock lock(mutex_);
     if (const auto found = entries_.find(key); found != entries_.end()) {
@@ -49,7 +82,9 @@ void Grammars::get(const GrammarSource& source, const std::function<void(Result)
     }
   }
   worker_.post([this, key = std::move(key), done] {
+    const Clock::time_point start = Clock::now();
     Result result = compile(key);
+    metrics_.observe_grammar_compilation(seconds_since(start));
     {
       const std::lock_guard lock(mutex_);
       if (entries_.size() >= kMaxEntries) {
@@ -62,23 +97,11 @@ void Grammars::get(const GrammarSource& source, const std::function<void(Result)
   });
 }
 
-std::shared_ptr<const TokenTrie> Grammars::trie() {
-  const std::lock_guard lock(mutex_);
+const std::shared_ptr<const TokenTrie>& Grammars::trie() {
   if (trie_ == nullptr) {
     trie_ = make_token_trie(tokenizer_);
   }
   return trie_;
-}
-
-std::shared_ptr<TokenConstraint> Grammars::constraint(const Grammar& grammar, bool thinking,
-                                                      bool is_chat) {
-  const auto close = is_chat ? tokenizer_.special_id("<|close|>") : std::nullopt;
-  if (!close) {
-    const auto stops = tokenizer_.stop_ids();
-    return grammar.make_constraint(trie(), {stops.begin(), stops.end()});
-  }
-  return std::make_shared<ChannelConstraint>(tokenizer_, thinking,
-                                             grammar.make_constraint(trie(), {*close}));
 }
 
 }  // namespace tandem::server

@@ -113,9 +113,9 @@ void read_grammar(const FieldReader& fields, Sampling& sampling) {
   } else if (has_schema) {
     sampling.grammar = {GrammarSource::Kind::kJsonSchema,
                         schema->is_string() ? schema->get<std::string>() : to_line(*schema), false,
-                        fields.path_of("json_schema")};
+                        false, fields.path_of("json_schema")};
   } else if (!regex.empty()) {
-    sampling.grammar = {GrammarSource::Kind::kRegex, regex, false, fields.path_of("regex")};
+    sampling.grammar = {GrammarSource::Kind::kRegex, regex, false, false, fields.path_of("regex")};
   }
 }
 

@@ -21,11 +21,12 @@ struct ModelLimits {
 enum class Endpoint { kCompletions, kChat, kGenerate };
 
 struct GrammarSource {
-  enum class Kind { kNone, kJsonObject, kJsonSchema, kRegex };
+  enum class Kind { kNone, kJsonObject, kJsonSchema, kRegex, kTools };
   Kind kind = Kind::kNone;
-  std::string text = {};   // schema as JSON, or pattern
-  bool is_strict = false;  // of a schema: what it does not name is forbidden
-  std::string param = {};  // the field it came from
+  std::string text = {};     // schema as JSON, pattern, or list of tools as JSON
+  bool is_strict = false;    // of a schema: what it does not name is forbidden
+  bool single_call = false;  // of tools: one call and no more
+  std::string param = {};    // the field it came from
 
   friend auto operator<=>(const GrammarSource&, const GrammarSource&) = default;
 };

@@ -194,7 +194,9 @@ bool Connection::parse_some() {
   }
   if (!headers_done_ && parser_->is_header_done()) {
     headers_done_ = true;
-    return accept_headers();
+    if (!accept_headers()) {
+      return false;
+    }
   }
   if (parser_->is_done()) {
     dispatch();

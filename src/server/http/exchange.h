@@ -13,7 +13,7 @@ namespace tandem::server {
 
 /// All but post() and post_after() is to be called on the connection's strand: that is where a
 /// handler, what was posted and on_closed() run, one at a time. After the client has gone every
-/// call is ignored.
+/// call is ignored. None may outlive the HttpServer.
 class Exchange {
  public:
   virtual ~Exchange() = default;

@@ -1,6 +1,7 @@
 #include "server/http/http_server.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -85,14 +86,15 @@ class HttpServer::Impl {
   }
 
   void stop_when_closed() {
-    const auto connections = live_connections();
-    if (connections.empty() || ++num_stop_rounds_ > 1000) {
+    constexpr int kMaxRounds = 2000;  // of a millisecond: a handler that hangs must not hold us up
+    if (counters_->connections == 0 || ++num_stop_rounds_ > kMaxRounds) {
       context_.stop();
       return;
     }
-    for (const auto& connection : connections) {
+    for (const auto& connection : live_connections()) {
       connection->abort();
     }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
     asio::post(context_, [this] { stop_when_closed(); });
   }
 
