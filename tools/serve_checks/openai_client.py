@@ -258,14 +258,20 @@ class OpenaiClient:
         return f"6 trips, {num_legs} legs"
 
     def check_thinking_and_schema(self):
-        """json_schema behind reasoning, which is free"""
-        for seed in range(6):
+        """json_schema behind reasoning"""
+        num_parsed = 0
+        for seed in range(8):
             answer = self.client.chat.completions.parse(
                 model=self.model, messages=QUESTION, response_format=Trip, max_tokens=LONG, seed=seed,
                 reasoning_effort="high",
             )
             message = answer.choices[0].message
-            assert isinstance(message.parsed, Trip) and message.reasoning_content, answer.choices[0]
+            assert message.reasoning_content, answer.choices[0]
+            # Reasoning is free: random weights often end the turn in it.
+            assert isinstance(message.parsed, Trip) or message.content == "", answer.choices[0]
+            num_parsed += message.parsed is not None
+        assert num_parsed > 0, "no answer came to its schema"
+        return f"{num_parsed} of 8 reasoned to an end"
 
     def check_samples(self):
         """n=4 with a seed: four different, twice the same"""

@@ -3,6 +3,7 @@
 import argparse
 import array
 import asyncio
+import contextlib
 import json
 import random
 import resource
@@ -14,8 +15,8 @@ from common import Checks, DEFAULT_TANDEM, Server, assert_idle, find_tandem, mod
 from victim import STAGES
 
 REFERENCE_TOKENS = 500
-SLOW_TOKENS = 1500
-PHASE_SECONDS = 20  # slow readers come and go by this
+UNREAD_TOKENS = 3000  # of each of four samples; together more than the kernel takes in
+UNREAD_SECONDS = 80
 MAX_BODY_BYTES = 1 << 20
 HEADER_SECONDS = 10  # the server's limits
 IDLE_SECONDS = 60
@@ -70,7 +71,8 @@ class Soak:
         self.options = options
         self.random = random.Random(1)
         self.end = 0
-        self.slow_phase = False
+        self.wants_slow = False  # by phases
+        self.num_slow = 0
         self.references = []
         # By whether slow readers were there; every eighth, for they are millions.
         self.itl_ms = {False: array.array("f"), True: array.array("f")}
@@ -119,7 +121,7 @@ class Soak:
             if slow_bytes_per_s:
                 await asyncio.sleep(len(event) / slow_bytes_per_s)
             elif len(ids) % 8 == 2 and chunk["choices"]:
-                self.itl_ms[self.slow_phase].append(1000 * (now - last))
+                self.itl_ms[self.num_slow > 0].append(1000 * (now - last))
             last = now
         if await reader.readuntil(b"0\r\n\r\n") != b"0\r\n\r\n":
             raise AssertionError("bytes after the end of a stream")
@@ -147,12 +149,11 @@ class Soak:
     async def slow_reads(self):
         """A client that takes what comes slowly; it loses nothing."""
         while not self.is_over():
-            if not self.slow_phase:
+            if not self.wants_slow:
                 await asyncio.sleep(0.2)
                 continue
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", self.server.port))
+            self.num_slow += 1
+            connection = self.connect_with_small_buffer()
             reader, writer = await asyncio.open_connection(sock=connection, limit=4096)
             prompt, ids = self.random.choice(self.references)
             try:
@@ -161,29 +162,35 @@ class Soak:
             except (AssertionError, OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self.problem(f"slow reader: {type(error).__name__}: {error}")
             writer.close()
+            self.num_slow -= 1
 
     async def never_reads(self):
-        """A client that asks for much and reads nothing: the server cuts it, or has sent all there is."""
-        while not self.is_over():
-            if not self.slow_phase:
+        """A client that asks for much and reads nothing: the server must cut it."""
+        while time.monotonic() + UNREAD_SECONDS + 10 < self.end:
+            if not self.wants_slow:
                 await asyncio.sleep(0.2)
                 continue
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", self.server.port))
-            body = completion("never read", max_tokens=SLOW_TOKENS, stream=True, logprobs=10, n=4)
+            self.num_slow += 1
+            connection = self.connect_with_small_buffer()
+            body = completion("never read", max_tokens=UNREAD_TOKENS, stream=True, logprobs=10, n=4)
             connection.sendall(request_bytes("/v1/completions", body))
-            await asyncio.sleep(50)  # generation, then 30 s without progress
+            await asyncio.sleep(UNREAD_SECONDS)  # until the buffers are full, then 30 s without progress
             connection.setblocking(False)
-            received = b""
-            try:
+            tail = b""
+            with contextlib.suppress(OSError, asyncio.TimeoutError):  # cut; or all was sent and it is idle
                 while data := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 1 << 16), 5):
-                    received = received[-20:] + data
-            except (OSError, asyncio.TimeoutError) as error:
-                if isinstance(error, asyncio.TimeoutError):
-                    self.problem("a client that does not read was still being served after 50 s")
-            self.count("unread streams sent whole" if b"[DONE]" in received else "unread streams cut")
+                    tail = (tail + data)[-20:]
+            if b"[DONE]" in tail:
+                self.problem("a client that did not read was served to the end")
+            self.count("unread streams cut")
             connection.close()
+            self.num_slow -= 1
+
+    def connect_with_small_buffer(self):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", self.server.port))
+        return connection
 
     async def idles(self):
         """A keep-alive connection with a request every 45 s."""
@@ -305,10 +312,12 @@ class Soak:
         start = time.monotonic()
         num_looks = 0
         least = self.options.streams
+        phase_s = max(30.0, 60 * self.options.minutes / 6)
         while not self.is_over():
             await asyncio.sleep(1)
             seconds = time.monotonic() - start
-            self.slow_phase = int(seconds / PHASE_SECONDS) % 2 == 1
+            # Slow readers come and go; those that read nothing stay a while longer.
+            self.wants_slow = phase_s <= seconds % (3 * phase_s) < 2 * phase_s - UNREAD_SECONDS / 4
             loads = await asyncio.get_running_loop().run_in_executor(None, self.server.loads)
             num_looks += 1
             if seconds > 10 and time.monotonic() < self.end - 1:
