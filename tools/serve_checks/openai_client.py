@@ -354,6 +354,28 @@ class OpenaiClient:
             except openai.NotFoundError as error:
                 assert error.code == "model_not_found", error.body
 
+    def check_ignored_fields(self):
+        """fields that hosted services know are accepted, or refused by name"""
+        answer = self.chat(
+            store=True, metadata={"a": "b"}, service_tier="auto", user="someone", modalities=["text"],
+            prompt_cache_key="k", safety_identifier="s", verbosity="low", max_completion_tokens=2,
+            frequency_penalty=0.5, presence_penalty=-1, logit_bias={"5": 10}, stop=None, temperature=None,
+        )
+        assert answer.usage.completion_tokens <= 2 and answer._request_id, answer
+        self.expect_bad("functions", functions=[{"name": "f", "parameters": {}}])
+        self.expect_bad("modalities", modalities=["text", "audio"])
+        allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "give_up"}}]}
+        self.expect_bad("tool_choice.type", tools=TOOLS,
+                        tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+        picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
+        self.expect_bad("messages[0].content[0]", messages=[{"role": "user", "content": [picture]}])
+        for prompt in ("", []):
+            try:
+                self.complete(prompt)
+                raise AssertionError("an empty prompt was accepted")
+            except openai.BadRequestError as error:
+                assert error.param == "prompt", error.body
+
     def check_concurrent_streams(self):
         """32 concurrent streams of the async client"""
 
