@@ -14,6 +14,7 @@ namespace tandem::server {
 namespace assets {  // page/ and api/openapi.json, compiled in by CMake
 std::string_view page_html();
 std::string_view page_js();
+std::string_view page_icon();
 std::string_view openapi_json();
 }  // namespace assets
 
@@ -47,6 +48,7 @@ Router make_router(AccessKeys keys, Service& service) {
   add_control_routes(router, service);
   add_asset(router, "/", "text/html; charset=utf-8", assets::page_html());
   add_asset(router, "/page.js", "text/javascript; charset=utf-8", assets::page_js());
+  add_asset(router, "/icon.svg", "image/svg+xml", assets::page_icon());
   add_asset(router, "/openapi.json", "application/json", assets::openapi_json());
   return router;
 }
