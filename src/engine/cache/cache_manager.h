@@ -44,8 +44,10 @@ struct SeqCache {
   std::int64_t length = 0;     // tokens computed: rows written, state advanced
 
   std::optional<NodeId> node;  // of the tree, locked: the first pages are those of the way to it
-  std::array<std::int64_t, kMostCheckpoints> checkpoint_at{};    // lengths at which the prefill pauses; 0: none
-  std::array<PendingCheckpoint, kMostCheckpoints> pending = {};  // the first num_pending, in order of length
+  std::array<std::int64_t, kMostCheckpoints>
+      checkpoint_at{};  // lengths at which the prefill pauses; 0: none
+  std::array<PendingCheckpoint, kMostCheckpoints> pending =
+      {};  // the first num_pending, in order of length
   std::int64_t num_pending = 0;
   std::int64_t publish_length = 0;  // tokens whose rows come into the tree, with `pending`
   bool has_drawn = false;           // a token, from finite logits, since it was opened
