@@ -87,20 +87,19 @@ load::LoadReport report_of(const ServeBenchFlags& flags, const load::RunOptions&
   const auto add = [&](const char* name, std::string value) {
     report.setting.emplace_back(name, std::move(value));
   };
-  if (made.input_len) {
-    add("input length", fmt::format("{}", *made.input_len));
-  }
-  if (made.output_len) {
-    add("output length", fmt::format("{}", *made.output_len));
-  }
-  if (made.dataset != "jsonl") {
-    add("range ratio", fmt::format("{:g}", made.range_ratio));
-  }
+  add("requests asked", fmt::format("{}", records.size()));
   if (made.dataset == "shared-prefix") {
-    add("groups", fmt::format("{}, question of {}", made.num_groups, made.question_len));
+    add("prompts", fmt::format("{} prefixes of {}, questions of {}", made.num_groups,
+                               made.system_length(), made.question_len));
+  } else if (made.dataset != "jsonl") {
+    add("input length", fmt::format("{}", made.input_length()));
   }
   if (made.dataset == "multi-turn") {
     add("turns", fmt::format("{}", made.turns));
+  }
+  add("output length", fmt::format("{}", made.output_length()));
+  if (made.dataset != "jsonl" && made.dataset != "sharegpt-like") {
+    add("range ratio", fmt::format("{:g}", made.range_ratio));
   }
   add("seed", fmt::format("{}", made.seed));
   add("ignore_eos", options.form.ignore_eos ? "yes" : "no");

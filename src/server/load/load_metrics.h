@@ -89,7 +89,7 @@ struct LoadSummary {
   std::int64_t completed = 0;
   std::int64_t failed = 0;
   std::int64_t not_sent = 0;  // the run was stopped, or an earlier turn failed
-  double duration_s = 0;  // first request sent to last event
+  double duration_s = 0;      // first request sent to last event
   std::int64_t input_tokens = 0;
   std::int64_t output_tokens = 0;
   std::optional<double> cache_hit_rate;  // cached part of the prompt tokens
@@ -97,11 +97,11 @@ struct LoadSummary {
   double input_tokens_per_s = 0;
   double output_tokens_per_s = 0;
   double total_tokens_per_s = 0;
-  double concurrency = 0;               // sum of latencies / duration
-  std::int64_t peak_concurrency = 0;    // most requests under way at one moment
-  double peak_output_tokens_per_s = 0;  // best bucket of bucket_s
-  std::optional<double> goodput_per_s;  // requests that keep all limits; nullopt: no limits
-  Distribution ttft, tpot, itl, e2e;    // seconds
+  double concurrency = 0;                    // sum of latencies / duration
+  std::int64_t peak_concurrency = 0;         // most requests under way at one moment
+  double peak_output_tokens_per_s = 0;       // best bucket of bucket_s
+  std::optional<double> goodput_per_s;       // requests that keep all limits; nullopt: no limits
+  Distribution ttft, tpot, itl, e2e;         // seconds
   std::map<std::string, ErrorGroup> errors;  // of the failed and those not sent, by kind
 };
 [[nodiscard]] LoadSummary summarize(std::span<const RequestRecord> records, const Slo& slo);

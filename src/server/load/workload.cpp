@@ -12,10 +12,6 @@
 namespace tandem::load {
 namespace {
 
-constexpr std::int64_t kDefaultInput = 1024;
-constexpr std::int64_t kDefaultOutput = 128;
-constexpr std::int64_t kShareGptInput = 161;
-constexpr std::int64_t kShareGptOutput = 338;
 constexpr std::int64_t kWarmUpTokens = 16;
 
 // Streams of random numbers under one seed.
@@ -100,8 +96,8 @@ Workload random_ids(const WorkloadOptions& options) {
   LengthMaker lengths(options);
   Workload workload;
   for (std::int64_t i = 0; i < options.num_prompts; ++i) {
-    const std::int64_t input = lengths.uniform(options.input_len.value_or(kDefaultInput));
-    const std::int64_t output = lengths.uniform(options.output_len.value_or(kDefaultOutput));
+    const std::int64_t input = lengths.uniform(options.input_length());
+    const std::int64_t output = lengths.uniform(options.output_length());
     workload.conversations.push_back({{{maker.prompt({}, maker.ids(input)), output}}});
   }
   return workload;
@@ -112,9 +108,8 @@ Workload sharegpt_like(const WorkloadOptions& options) {
   LengthMaker lengths(options);
   Workload workload;
   for (std::int64_t i = 0; i < options.num_prompts; ++i) {
-    const std::int64_t input = lengths.log_normal(options.input_len.value_or(kShareGptInput), 1.2);
-    const std::int64_t output =
-        lengths.log_normal(options.output_len.value_or(kShareGptOutput), 0.9);
+    const std::int64_t input = lengths.log_normal(options.input_length(), 1.2);
+    const std::int64_t output = lengths.log_normal(options.output_length(), 0.9);
     workload.conversations.push_back({{{maker.prompt({}, maker.ids(input)), output}}});
   }
   return workload;
@@ -124,17 +119,15 @@ Workload sharegpt_like(const WorkloadOptions& options) {
 Workload shared_prefix(const WorkloadOptions& options) {
   PromptMaker maker(options, kIds);
   LengthMaker lengths(options);
-  const std::int64_t system_len =
-      options.system_len > 0 ? options.system_len : options.input_len.value_or(kDefaultInput);
   std::vector<std::vector<std::int32_t>> systems;
   for (std::int64_t g = 0; g < options.num_groups; ++g) {
-    systems.push_back(maker.ids(system_len));
+    systems.push_back(maker.ids(options.system_length()));
   }
   Workload workload;
   for (std::int64_t i = 0; i < options.num_prompts; ++i) {
     const auto& system = systems[usize(i % options.num_groups)];
     const std::int64_t question = lengths.uniform(options.question_len);
-    const std::int64_t output = lengths.uniform(options.output_len.value_or(kDefaultOutput));
+    const std::int64_t output = lengths.uniform(options.output_length());
     workload.conversations.push_back({{{maker.prompt(system, maker.ids(question)), output}}});
   }
   Rng order(mix_key({options.seed, kOrder}));
@@ -151,8 +144,8 @@ Workload multi_turn(const WorkloadOptions& options) {
   for (std::int64_t left = options.num_prompts; left > 0; left -= options.turns) {
     Conversation conversation{{}, true};
     for (std::int64_t t = 0; t < std::min(left, options.turns); ++t) {
-      const std::int64_t input = lengths.uniform(options.input_len.value_or(kDefaultInput));
-      const std::int64_t output = lengths.uniform(options.output_len.value_or(kDefaultOutput));
+      const std::int64_t input = lengths.uniform(options.input_length());
+      const std::int64_t output = lengths.uniform(options.output_length());
       conversation.turns.push_back({maker.prompt({}, maker.ids(input)), output});
     }
     workload.conversations.push_back(std::move(conversation));
@@ -186,6 +179,18 @@ Status check(const WorkloadOptions& options) {
 }
 
 }  // namespace
+
+std::int64_t WorkloadOptions::input_length() const {
+  return input_len.value_or(dataset == "sharegpt-like" ? 161 : 1024);
+}
+
+std::int64_t WorkloadOptions::output_length() const {
+  return output_len.value_or(dataset == "sharegpt-like" ? 338 : 128);
+}
+
+std::int64_t WorkloadOptions::system_length() const {
+  return system_len > 0 ? system_len : input_length();
+}
 
 std::int64_t Workload::num_requests() const {
   std::int64_t count = 0;
@@ -236,7 +241,7 @@ Turn warm_up_turn(const WorkloadOptions& options, const Workload& workload) {
   turn.output_len = std::min(turn.output_len, kWarmUpTokens);
   if (options.dataset != "jsonl") {
     PromptMaker maker(options, kWarmUp);
-    turn.prompt = maker.prompt({}, maker.ids(options.input_len.value_or(kDefaultInput)));
+    turn.prompt = maker.prompt({}, maker.ids(options.input_length()));
   }
   return turn;
 }

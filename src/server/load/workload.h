@@ -16,10 +16,8 @@ namespace tandem::load {
 struct WorkloadOptions {
   std::string dataset = "random-ids";
   Endpoint endpoint = Endpoint::kCompletions;
-  std::int64_t num_prompts = 100;  // requests; a conversation of T turns is T of them
-  /// Tokens; not given: 1024 and 128, for sharegpt-like 161 and 338 (means of ShareGPT as the paper
-  /// on PagedAttention gives them, arXiv 2309.06180).
-  std::optional<std::int64_t> input_len;
+  std::int64_t num_prompts = 100;         // requests; a conversation of T turns is T of them
+  std::optional<std::int64_t> input_len;  // tokens; see input_length()
   std::optional<std::int64_t> output_len;
   double range_ratio = 1;       // lengths are uniform in [ratio * len, len]
   std::int64_t num_groups = 8;  // shared-prefix
@@ -29,6 +27,13 @@ struct WorkloadOptions {
   std::int64_t vocab_size = 10000;  // ids are drawn from [0, vocab_size)
   std::string path;                 // jsonl
   std::uint64_t seed = 42;
+
+  /// The length given, else 1024 and 128, for sharegpt-like 161 and 338: ShareGPT's means in the
+  /// paper on PagedAttention (arXiv 2309.06180).
+  [[nodiscard]] std::int64_t input_length() const;
+  [[nodiscard]] std::int64_t output_length() const;
+  /// Tokens of a shared prefix.
+  [[nodiscard]] std::int64_t system_length() const;
 };
 
 /// What a turn adds to its conversation.
@@ -67,7 +72,7 @@ void append_reply(Prompt& history, Endpoint endpoint, std::string_view reply_tex
                   std::int64_t vocab_size);
 
 /// Conversations of a jsonl text, `label` names it in errors. A line: one of "input_ids", "prompt"
-/// (text or ids), "messages", "question"; "output_len" (default: the option, else 128); "t"
+/// (text or ids), "messages", "question"; "output_len" (default: output_length()); "t"
 /// (seconds), "session" (text or number: lines of one session are asked one after the other).
 [[nodiscard]] Expected<Workload> parse_workload(std::string_view label, std::string_view text,
                                                 const WorkloadOptions& options);

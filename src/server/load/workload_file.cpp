@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 64;
-constexpr std::int64_t kDefaultOutput = 128;
 constexpr std::int64_t kMaxOutput = 1 << 24;
 
 struct Line {
@@ -114,7 +113,7 @@ Expected<Line> read_line(std::string_view text, const WorkloadOptions& options) 
   if (!prompt) {
     return prompt.failure();
   }
-  Line line{{*std::move(prompt), options.output_len.value_or(kDefaultOutput)}, {}, {}};
+  Line line{{*std::move(prompt), options.output_length()}, {}, {}};
   if (object->contains("output_len")) {
     const Json& length = (*object)["output_len"];
     if (!length.is_number_integer() || length.get<std::int64_t>() < 1 ||
