@@ -1,5 +1,5 @@
 // tandem bench — what a model does on a device: a decode step, a prompt, their kernels one by one,
-// or the engine end to end.
+// or the engine end to end; and what a running server does under load.
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +8,7 @@
 #include "cli/engine_bench.h"
 #include "cli/prefill_bench.h"
 #include "cli/roofs.h"
+#include "cli/serve_bench.h"
 #include "cli/step_bench.h"
 #include "core/checked_cast.h"
 #include "core/timing.h"
@@ -369,7 +370,7 @@ void add_engine_flags(CLI::App& app, BenchFlags& flags) {
 }  // namespace
 
 void add_bench(CommandLine& line) {
-  CLI::App* bench = line.add("bench", "Measure a model on a device");
+  CLI::App* bench = line.add("bench", "Measure a model on a device, or a server under load");
   bench->require_subcommand(1);
   const auto flags = std::make_shared<BenchFlags>();
   const auto add = [&](const char* name, const char* text, auto run, auto add_flags) {
@@ -388,6 +389,7 @@ void add_bench(CommandLine& line) {
       "A pass op by op and kernel by kernel, each against the roof of its bytes and FLOPs",
       run_kernels, add_kernels_flags);
   add("engine", "Prompts and decode steps through the engine", run_engine, add_engine_flags);
+  add_serve_bench(line, *bench);
 }
 
 }  // namespace tandem::cli

@@ -1,15 +1,19 @@
 // tandem serve — the HTTP server.
 #include <chrono>
 #include <fstream>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 #include <sys/resource.h>
 
+#include "backends/cpu/cpu_backend.h"
 #include "cli/common.h"
 #include "core/checked_cast.h"
 #include "core/timing.h"
 #include "engine/warm_up.h"
+#include "io/fingerprint.h"
 #include "models/registry.h"
 #include "server/server.h"
 
@@ -27,6 +31,7 @@ struct ServeFlags {
   server::ServiceOptions service;
   EngineOptions engine;
   double cache_gib = 0;
+  std::string cache_dir;
   double drain_seconds = 30;
 };
 
@@ -61,6 +66,49 @@ server::ModelLoader make_loader(const OpTable* ops) {
   };
 }
 
+/// What decides about the bits of a cached beginning, the engine's own options aside.
+Expected<SnapshotKey> cache_key(const std::string& dir, const GlobalOptions& global,
+                                const Device& device) {
+  Expected<std::string> weights = model_fingerprint(dir);
+  if (!weights) {
+    return weights.failure();
+  }
+  const bool is_gpu = gpu_of(global.device.name) >= 0;
+  return SnapshotKey{{"program", TDM_VERSION},
+                     {"weights", *std::move(weights)},
+                     {"device", is_gpu ? device.name() : "cpu " + cpu_instruction_set()},
+                     {"deterministic", is_gpu && !global.device.deterministic ? "no" : "yes"}};
+}
+
+Expected<server::PrefixCacheFileOptions> cache_file(const ServeFlags& flags,
+                                                    const GlobalOptions& global,
+                                                    const Device& device) {
+  if (flags.cache_dir.empty()) {
+    return server::PrefixCacheFileOptions{};
+  }
+  auto key = cache_key(flags.dir, global, device);
+  if (!key) {
+    return key.failure();
+  }
+  // Shared by the copies of the function; a phase begins when the bar has ended the one before.
+  struct Shown {
+    ProgressBar bar = make_progress_bar();
+    bool is_active = false;
+  };
+  const auto shown = std::make_shared<Shown>();
+  const auto progress = [shown](std::string_view label, std::int64_t done, std::int64_t total) {
+    if (!std::exchange(shown->is_active, true)) {
+      shown->bar.start(label, total);
+    }
+    shown->bar.update(done);
+    if (done == total) {
+      shown->bar.finish();
+      shown->is_active = false;
+    }
+  };
+  return server::PrefixCacheFileOptions{flags.cache_dir, *std::move(key), progress};
+}
+
 nlohmann::ordered_json launch_arguments(const ServeFlags& flags) {
   return {{"host", flags.http.host},
           {"port", flags.http.port},
@@ -69,6 +117,7 @@ nlohmann::ordered_json launch_arguments(const ServeFlags& flags) {
           {"max_batch_tokens", flags.engine.max_batch_tokens},
           {"page_size", flags.engine.page_size},
           {"prefix_cache", flags.engine.prefix_cache},
+          {"cache_dir", flags.cache_dir},
           {"queue_timeout", flags.service.queue_timeout_s},
           {"request_timeout", flags.service.request_timeout_s},
           {"drain_seconds", flags.drain_seconds},
@@ -113,9 +162,13 @@ Expected<ExitCode> run_serve(ServeFlags flags, const GlobalOptions& global,
   flags.service.version = TDM_VERSION;
   flags.service.model_type = model_type_of(flags.dir);
   flags.service.launch_arguments = launch_arguments(flags);
+  auto kept = cache_file(flags, global, *runtime.ctx().device);
+  if (!kept) {
+    return kept.failure();
+  }
   server::Server server(std::move(loaded->model), runtime.ctx(), *loaded->tokenizer,
                         make_loader(runtime.ctx().ops),
-                        {flags.http, flags.keys, flags.service, flags.engine});
+                        {flags.http, flags.keys, flags.service, flags.engine, *std::move(kept)});
   write_err(fmt::format("memory plan\n{}", server.loop().stats().plan.to_string()));
   const bool is_any = flags.http.host == "0.0.0.0" || flags.http.host == "::";
   if (is_any && flags.keys.api_key.empty()) {
@@ -205,6 +258,11 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   command.add_flag_callback(
       "--no-prefix-cache", [&flags] { flags.engine.prefix_cache = false; },
       "Compute every prompt anew");
+  command
+      .add_option("--cache-dir", flags.cache_dir,
+                  "Folder in which the prefix cache is kept when the server stops, for its next "
+                  "start; none by default")
+      ->excludes("--no-prefix-cache");
   add_kv_cache_dtype(command, flags.engine.kv_cache_dtype);
 }
 

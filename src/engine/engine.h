@@ -100,6 +100,16 @@ class Engine {
   [[nodiscard]] bool paused() const { return paused_; }
   /// Empties the prefix cache. Errors: how many requests are running, as they use it.
   [[nodiscard]] Status flush_cache();
+  // The prefix cache across a restart (engine/cache/prefix_snapshot.h). `key` says which weights,
+  // device and program made it.
+  SnapshotCounts save_prefix_cache(const SnapshotKey& key, SnapshotWriter& writer) {
+    return cache_.save_tree(key, writer);
+  }
+  /// To be called before the first request.
+  [[nodiscard]] Expected<LoadedSnapshot> load_prefix_cache(const SnapshotKey& key,
+                                                           SnapshotReader& reader) {
+    return cache_.load_tree(key, reader);
+  }
   /// To be called between steps after the model's weights changed: drops everything computed with
   /// the older ones, the prefix cache too. Unfinished requests go on under the new ones. Without an
   /// argument the version rises by 1.

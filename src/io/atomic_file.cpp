@@ -45,9 +45,9 @@ int sync_parent(const std::string& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path)
+AtomicFile::AtomicFile(std::string path, unsigned mode)
     : path_(std::move(path)), temp_path_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
-  fd_ = ::open(temp_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+  fd_ = ::open(temp_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, mode);
   if (fd_ < 0) {
     throw_error("{}: cannot create: {}", path_, reason(errno));
   }

@@ -16,7 +16,8 @@ namespace tandem {
 /// (TDM_CHECK).
 class AtomicFile {
  public:
-  explicit AtomicFile(std::string path);
+  /// `mode`: permissions of a new file, less the umask.
+  explicit AtomicFile(std::string path, unsigned mode = 0666);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();  // removes the temporary file unless committed

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/checked_cast.h"
 #include "io/lines.h"
+#include "text/html.h"
 
 namespace tandem {
 
@@ -25,38 +26,6 @@ std::string_view report_js();
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// UTF-8 with every ill-formed part replaced: nlohmann does it when it dumps a string.
-std::string valid_utf8(const std::string& text) {
-  const std::string dumped = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-  return Json::parse(dumped).get<std::string>();
-}
-
-std::string escape_html(const std::string& text) {
-  std::string out;
-  for (const char c : valid_utf8(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 /// JSON that may stand inside <script>: no "</script>" or "<!--" can appear.
 std::string script_json(const Json& json) {
@@ -262,24 +231,6 @@ Json chart_data(std::span<const ReportRun> runs) {
   return Json{{"runs", list}};
 }
 
-/// The page with every @NAME@ filled in, in one pass: what is filled in is never searched again.
-std::string fill(std::string_view page,
-                 const std::vector<std::pair<std::string_view, std::string>>& parts) {
-  std::string out;
-  for (std::size_t at = 0; at < page.size();) {
-    const std::string_view rest = page.substr(at);
-    const auto part = std::find_if(parts.begin(), parts.end(),
-                                   [&](const auto& p) { return rest.starts_with(p.first); });
-    if (part != parts.end()) {
-      out += part->second;
-      at += part->first.size();
-    } else {
-      out += page[at++];
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 Expected<ReportRun> load_report_run(const std::string& dir, const std::string& split,
@@ -318,17 +269,18 @@ Expected<ReportRun> load_report_run(const std::string& dir, const std::string& s
 
 std::string render_report(std::span<const ReportRun> runs, const ReportOptions& options) {
   TDM_CHECK(!runs.empty());
-  return fill(report_assets::page_html(),
-              {{"@TITLE@", escape_html(options.title)},
-               {"@CSS@", std::string(report_assets::report_css())},
-               {"@EXPLANATION@", explanation(options.explanation)},
-               {"@TILES@", runs.size() == 1 ? tiles(runs[0]) : std::string()},
-               {"@FIGURES@", figures_table(runs)},
-               {"@TRANSCRIPTS@", transcripts(runs)},
-               {"@CONFIGS@", configs(runs)},
-               {"@DATA@", script_json(chart_data(runs))},
-               {"@CHART_JS@", std::string(report_assets::chart_js())},
-               {"@SCRIPT@", std::string(report_assets::report_js())}});
+  const std::array<PagePart, 10> parts = {
+      {{"@TITLE@", escape_html(options.title)},
+       {"@CSS@", std::string(report_assets::report_css())},
+       {"@EXPLANATION@", explanation(options.explanation)},
+       {"@TILES@", runs.size() == 1 ? tiles(runs[0]) : std::string()},
+       {"@FIGURES@", figures_table(runs)},
+       {"@TRANSCRIPTS@", transcripts(runs)},
+       {"@CONFIGS@", configs(runs)},
+       {"@DATA@", script_json(chart_data(runs))},
+       {"@CHART_JS@", std::string(report_assets::chart_js())},
+       {"@SCRIPT@", std::string(report_assets::report_js())}}};
+  return fill_page(report_assets::page_html(), parts);
 }
 
 void write_report(const std::string& path, std::span<const ReportRun> runs,

@@ -43,14 +43,21 @@ std::vector<Update> Mailbox::take() {
 }
 
 EngineLoop::EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx,
-                       const EngineOptions& options)
-    : model_(std::move(model)), vocab_size_(model_.vocab_size()), ctx_(ctx), options_(options) {
+                       const EngineOptions& options, std::unique_ptr<PrefixCacheFile> cache_file)
+    : model_(std::move(model)),
+      vocab_size_(model_.vocab_size()),
+      ctx_(ctx),
+      options_(options),
+      cache_file_(std::move(cache_file)) {
   labels_[options.first_weight_version] = "default";
   std::promise<void> built;
   std::future<void> is_built = built.get_future();
   thread_ = std::thread([this, &built] {
     try {
       engine_ = std::make_unique<Engine>(model_, ctx_, options_);
+      if (cache_file_) {
+        cache_file_->load(*engine_);
+      }
       publish_stats();
     } catch (...) {
       built.set_exception(std::current_exception());
@@ -117,6 +124,10 @@ void EngineLoop::run() {
     publish_stats();
   }
   abort_everything("the server is shutting down");
+  if (cache_file_) {
+    cache_file_->save(*engine_);
+    cache_file_.reset();  // another server may have the folder
+  }
   engine_.reset();
 }
 
@@ -314,6 +325,9 @@ void EngineLoop::replace_model(std::unique_ptr<Model> model, std::string label,
     Status status = model_.replace(std::move(*shared));
     if (status) {
       engine_->on_weights_changed();
+      if (cache_file_) {
+        cache_file_->on_weights_changed();
+      }
       const std::int64_t version = engine_->weight_version();
       const std::lock_guard lock(mutex_);
       labels_[version] = label.empty() ? std::to_string(version) : label;

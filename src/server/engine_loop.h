@@ -19,6 +19,7 @@
 #include "core/timing.h"
 #include "engine/engine.h"
 #include "server/http/message.h"
+#include "server/prefix_cache_file.h"
 #include "server/replaceable_model.h"
 
 namespace tandem::server {
@@ -75,9 +76,11 @@ struct LoopStats {
 
 class EngineLoop {
  public:
-  /// Builds the Engine on its own thread. What `ctx` points to outlives the loop.
-  /// Errors: what Engine's constructor throws.
-  EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx, const EngineOptions& options);
+  /// Builds the Engine on its own thread, with the prefix cache of `cache_file` if there is one; it
+  /// is saved there by stop(). What `ctx` points to outlives the loop.
+  /// Errors: what Engine's constructor and PrefixCacheFile::load() throw.
+  EngineLoop(std::unique_ptr<Model> model, const ExecCtx& ctx, const EngineOptions& options,
+             std::unique_ptr<PrefixCacheFile> cache_file = nullptr);
   ~EngineLoop() { stop(); }
   EngineLoop(const EngineLoop&) = delete;
   EngineLoop& operator=(const EngineLoop&) = delete;
@@ -151,6 +154,7 @@ class EngineLoop {
 
   // The engine's thread only.
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<PrefixCacheFile> cache_file_;  // null: the cache ends with the engine
   std::unordered_map<RequestId, Entry> entries_;
   std::unordered_map<JobId, OpenJob> jobs_;
   std::int64_t num_tokens_ = 0;

@@ -14,6 +14,7 @@ namespace tandem::server {
 namespace assets {  // page/ and api/openapi.json, compiled in by CMake
 std::string_view page_html();
 std::string_view page_js();
+std::string_view page_icon();
 std::string_view openapi_json();
 }  // namespace assets
 
@@ -47,15 +48,21 @@ Router make_router(AccessKeys keys, Service& service) {
   add_control_routes(router, service);
   add_asset(router, "/", "text/html; charset=utf-8", assets::page_html());
   add_asset(router, "/page.js", "text/javascript; charset=utf-8", assets::page_js());
+  add_asset(router, "/icon.svg", "image/svg+xml", assets::page_icon());
   add_asset(router, "/openapi.json", "application/json", assets::openapi_json());
   return router;
+}
+
+std::unique_ptr<PrefixCacheFile> open_cache_file(PrefixCacheFileOptions options) {
+  return options.dir.empty() ? nullptr : std::make_unique<PrefixCacheFile>(std::move(options));
 }
 
 }  // namespace
 
 Server::Server(std::unique_ptr<Model> model, const ExecCtx& ctx, const Tokenizer& tokenizer,
                ModelLoader loader, ServerOptions options)
-    : loop_(std::move(model), ctx, options.engine),
+    : loop_(std::move(model), ctx, options.engine,
+            open_cache_file(std::move(options.prefix_cache_file))),
       service_(loop_, tokenizer, std::move(loader), std::move(options.service),
                {loop_.vocab_size(), options.engine.max_seq_len}),
       router_(make_router(std::move(options.keys), service_)),

@@ -16,12 +16,14 @@ struct ServerOptions {
   AccessKeys keys = {};
   ServiceOptions service = {};
   EngineOptions engine = {};
+  PrefixCacheFileOptions prefix_cache_file = {};
 };
 
 class Server {
  public:
   /// Answers from here on. `tokenizer` and what `ctx` points to outlive the server.
-  /// Errors: throws Error when the options do not fit or the address cannot be had.
+  /// Errors: throws Error when the options do not fit, or the address or the cache's folder cannot
+  /// be had.
   Server(std::unique_ptr<Model> model, const ExecCtx& ctx, const Tokenizer& tokenizer,
          ModelLoader loader, ServerOptions options);
   ~Server();

@@ -11,6 +11,7 @@
 #include "engine_rig.h"
 #include "models/kimi_k3/init.h"
 #include "models/registry.h"
+#include "snapshot_rig.h"
 #include "support/fake_device.h"
 
 namespace tandem::test {
@@ -76,6 +77,26 @@ TEST(FakeDevice, CachedPrefixesAndTheirGroupsToo) {
         same_output(engine->take_output(ids[i]).value_or_throw(), expected_output(rig, one)));
   }
   EXPECT_EQ(engine->stats().num_forks, 4);
+}
+
+TEST(FakeDevice, ASavedPrefixCacheIsTheHostsAndComesBack) {
+  FakeDevice device;
+  FakeRig rig(device);
+  Rig host_rig;
+  const Request request = cacheable_request(random_tokens(33, 1), 5, 1);
+  const auto engine = rig.engine(cached_options());
+  const auto on_host = host_rig.engine(cached_options());
+  EXPECT_TRUE(same_output(run_one(*engine, request), run_one(*on_host, request)));
+  const std::vector<std::byte> bytes = saved(*engine);
+  EXPECT_EQ(bytes, saved(*on_host));
+  const auto next = rig.engine(cached_options());
+  ASSERT_TRUE(load(*next, bytes).ok());
+  const RequestOutput output = run_one(*next, request);
+  EXPECT_TRUE(same_output(output, expected_output(rig, request)));
+  EXPECT_EQ(output.cached_tokens, 32);
+  std::vector<std::byte> bad = bytes;
+  bad[bad.size() - 20] ^= std::byte{4};
+  EXPECT_FALSE(load(*rig.engine(cached_options()), bad).ok());
 }
 
 TEST(FakeDevice, ServingTakesNothingBeyondThePlan) {

@@ -294,34 +294,5 @@ TEST_F(ChatTest, FourSamplesOfAStreamEachFinishOnce) {
   }
 }
 
-/// What the openai Python client 3.57 sends, to the byte, but for the name of the model.
-std::string openai_request(const std::string& body) {
-  return "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:48429\r\nAccept-Encoding: gzip, "
-         "deflate\r\nConnection: keep-alive\r\nauthorization: Bearer none\r\naccept: "
-         "application/json\r\ncontent-type: application/json\r\nuser-agent: OpenAI/Python "
-         "3.57.0\r\nx-stainless-lang: python\r\nx-stainless-package-version: 3.57.0\r\n"
-         "x-stainless-os: Linux\r\nx-stainless-arch: x64\r\nx-stainless-runtime: CPython\r\n"
-         "x-stainless-runtime-version: 3.11.7\r\nx-stainless-async: false\r\n"
-         "x-stainless-retry-count: 0\r\nx-stainless-read-timeout: 600\r\nContent-Length: " +
-         std::to_string(body.size()) + "\r\n\r\n" + body;
-}
-
-TEST_F(ChatTest, WhatTheOpenaiClientSends) {
-  HttpClient client = rig_.client();
-  client.send(openai_request(
-      R"({"model":"default","stream":true,"messages":[{"role":"user","content":"hi"}],)"
-      R"("stream_options":{"include_usage":true}})"));
-  const Reply stream = client.read_reply();
-  ASSERT_EQ(stream.status, 200) << stream.body;
-  EXPECT_EQ(stream.events().back(), "[DONE]");
-  client.send(openai_request(
-      R"({"model":"default","messages":[{"role":"user","content":"hi"}],"logprobs":true,"n":4,)"
-      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object",)"
-      R"("properties":{}}}}],"top_logprobs":2})"));
-  const Reply whole = client.read_reply();
-  ASSERT_EQ(whole.status, 200) << whole.body;
-  EXPECT_EQ(whole.json()["choices"].size(), 4U);
-}
-
 }  // namespace
 }  // namespace tandem::test

@@ -62,6 +62,8 @@ TEST(Info, WhatTheServerTells) {
   EXPECT_THAT(page.body, HasSubstr("/page.js"));
   EXPECT_THAT(page.body, ::testing::Not(HasSubstr("http://")));
   EXPECT_EQ(rig.get("/page.js").status, 200);
+  EXPECT_THAT(page.body, HasSubstr("href=\"/icon.svg\"")) << "else browsers ask for /favicon.ico";
+  EXPECT_EQ(rig.get("/icon.svg").header("content-type"), "image/svg+xml");
   const json ids = rig.post("/tokenize", {{"text", "a é日"}}).json();
   EXPECT_EQ(ids["count"], 4);
   EXPECT_EQ(rig.post("/v1/detokenize", {{"tokens", ids["tokens"]}}).json()["text"], "a é日");

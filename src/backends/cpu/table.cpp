@@ -1,5 +1,8 @@
+#include <hwy/highway.h>
+
 #include "backends/cpu/cpu_backend.h"
 #include "backends/cpu/families.h"
+#include "backends/cpu/simd_targets.h"
 
 namespace tandem {
 
@@ -24,6 +27,12 @@ const OpTable& cpu_backend() {
     return ops;
   }();
   return table;
+}
+
+std::string cpu_instruction_set() {
+  // As Highway's dispatch does: the best, which is the lowest bit, of what is compiled and there.
+  const std::int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
+  return hwy::TargetName(usable & -usable);
 }
 
 }  // namespace tandem

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "engine/cache/page_pool.h"
+#include "engine/cache/prefix_snapshot.h"
 #include "engine/cache/prefix_tree.h"
 #include "engine/cache/state_pool.h"
 #include "models/cache_spec.h"
@@ -43,8 +44,10 @@ struct SeqCache {
   std::int64_t length = 0;     // tokens computed: rows written, state advanced
 
   std::optional<NodeId> node;  // of the tree, locked: the first pages are those of the way to it
-  std::array<std::int64_t, kMostCheckpoints> checkpoint_at{};    // lengths at which the prefill pauses; 0: none
-  std::array<PendingCheckpoint, kMostCheckpoints> pending = {};  // the first num_pending, in order of length
+  std::array<std::int64_t, kMostCheckpoints>
+      checkpoint_at{};  // lengths at which the prefill pauses; 0: none
+  std::array<PendingCheckpoint, kMostCheckpoints> pending =
+      {};  // the first num_pending, in order of length
   std::int64_t num_pending = 0;
   std::int64_t publish_length = 0;  // tokens whose rows come into the tree, with `pending`
   bool has_drawn = false;           // a token, from finite logits, since it was opened
@@ -104,6 +107,13 @@ class CacheManager {
   void retire(SeqCache& seq, std::span<const std::int32_t> tokens, const CacheSalt& salt);
   /// Forgets all beginnings; no sequence may use any.
   void clear_tree() { tree_.clear(); }
+  // As prefix_snapshot.h says.
+  SnapshotCounts save_tree(const SnapshotKey& key, SnapshotWriter& writer) {
+    return save_prefix_snapshot({pages_, slots_, tree_}, key, writer);
+  }
+  [[nodiscard]] Expected<LoadedSnapshot> load_tree(const SnapshotKey& key, SnapshotReader& reader) {
+    return load_prefix_snapshot({pages_, slots_, tree_}, key, reader);
+  }
 
   /// Row of the latent buffers for token `position`, which is about to be written.
   [[nodiscard]] std::int64_t row_to_write(const SeqCache& seq, std::int64_t position) const;

@@ -41,6 +41,32 @@ void PagePool::copy(PageId to, PageId from) {
   }
 }
 
+std::int64_t PagePool::page_bytes() const {
+  std::int64_t bytes = 0;
+  for (const LatentRows& layer : layers_) {
+    bytes += page_size_ * layer.row_bytes;
+  }
+  return bytes;
+}
+
+void PagePool::download(std::span<std::byte> to, PageId page) const {
+  TDM_CHECK(isize(to) == page_bytes(), to.size());
+  for (const LatentRows& layer : layers_) {
+    const std::size_t bytes = usize(page_size_ * layer.row_bytes);
+    device_.download(to.data(), layer.row(index_of(page) * page_size_), bytes);
+    to = to.subspan(bytes);
+  }
+}
+
+void PagePool::upload(PageId page, std::span<const std::byte> from) {
+  TDM_CHECK(isize(from) == page_bytes(), from.size());
+  for (const LatentRows& layer : layers_) {
+    const std::size_t bytes = usize(page_size_ * layer.row_bytes);
+    device_.upload(layer.row(index_of(page) * page_size_), from.data(), bytes);
+    from = from.subspan(bytes);
+  }
+}
+
 void PagePool::check_integrity() const {
   std::vector<bool> is_free(refcounts_.size(), false);
   for (const std::int32_t id : free_.ids()) {

@@ -37,6 +37,11 @@ class PagePool {
   void release(PageId page);
   /// Copies the rows of every layer.
   void copy(PageId to, PageId from);
+  /// Of a page in all layers.
+  [[nodiscard]] std::int64_t page_bytes() const;
+  /// To host memory, layer after layer: page_bytes() of them.
+  void download(std::span<std::byte> to, PageId page) const;
+  void upload(PageId page, std::span<const std::byte> from);
 
   /// Free and owned pages make up the pool, none twice. TDM_CHECK fails otherwise.
   void check_integrity() const;

@@ -263,6 +263,40 @@ std::optional<NodeId> PrefixTree::oldest_checkpoint(bool unused_ends_only) const
   return oldest;
 }
 
+PrefixBlock PrefixTree::block(NodeId node) const {
+  const Node& of = at(node);
+  return {of.parent, of.depth, of.salt, tokens_of(node), pages_of(node), of.state};
+}
+
+std::vector<NodeId> PrefixTree::checkpoints_by_use() const {
+  std::vector<NodeId> nodes = checkpoints_;
+  std::ranges::sort(nodes, std::greater<>{}, [this](NodeId id) { return at(id).last_use; });
+  return nodes;
+}
+
+std::int64_t PrefixTree::max_blocks() const {
+  return pages_per_block_ == 0 ? 0
+                               : std::min(free_nodes_.size(), pages_.num_free() / pages_per_block_);
+}
+
+std::optional<NodeId> PrefixTree::restore(std::optional<NodeId> parent,
+                                          std::span<const std::int32_t> tokens,
+                                          const CacheSalt& salt, std::span<const PageId> pages) {
+  TDM_CHECK(isize(tokens) == limits_.block_tokens && isize(pages) == pages_per_block_,
+            tokens.size(), pages.size());
+  const std::uint64_t key = hash_of(parent ? at(*parent).key : root_key(salt), tokens);
+  if (find(key, parent, tokens, salt)) {
+    return std::nullopt;
+  }
+  return add(key, parent, tokens, salt, pages);
+}
+
+SlotId PrefixTree::take_empty_checkpoint() {
+  TDM_CHECK(num_reserved_slots() > 0, num_pending_);
+  ++num_pending_;
+  return slots_.take();
+}
+
 bool PrefixTree::evict() {
   const std::optional<NodeId> oldest = oldest_checkpoint(true);
   if (!oldest) {
@@ -277,6 +311,11 @@ void PrefixTree::clear() {
   const std::int64_t pages = num_evicted_pages_;
   const std::int64_t checkpoints = num_evicted_checkpoints_;
   while (evict()) {
+  }
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].depth > 0) {
+      prune(NodeId{static_cast<std::int32_t>(i)});  // of a snapshot that ended early
+    }
   }
   num_evicted_pages_ = pages;
   num_evicted_checkpoints_ = checkpoints;

@@ -34,6 +34,16 @@ struct PrefixMatch {
   std::optional<NodeId> node;  // that ends there; none when state_len is 0
 };
 
+/// A node as others may read it.
+struct PrefixBlock {
+  std::optional<NodeId> parent;
+  std::int64_t depth = 0;                // tokens from the root to its end
+  CacheSalt salt;                        // of a first block
+  std::span<const std::int32_t> tokens;  // block_tokens of them
+  std::span<const PageId> pages;
+  std::optional<SlotId> state;  // the checkpoint
+};
+
 struct PrefixTreeLimits {
   std::int64_t block_tokens = 0;  // multiple of the page size; 0: no tree, nothing ever matches
   std::int64_t num_checkpoints = 0;
@@ -86,6 +96,21 @@ class PrefixTree {
   [[nodiscard]] std::optional<SlotId> checkpoint(NodeId node) const { return at(node).state; }
   /// The node's checkpoint is now the most recently used one.
   void touch(NodeId node) { at(node).last_use = ++clock_; }
+
+  // For a snapshot (prefix_snapshot.h).
+  [[nodiscard]] PrefixBlock block(NodeId node) const;
+  /// Nodes with a checkpoint, the most recently used one first. Takes memory.
+  [[nodiscard]] std::vector<NodeId> checkpoints_by_use() const;
+  /// Blocks that a tree without any has room for now.
+  [[nodiscard]] std::int64_t max_blocks() const;
+  /// Adds one block below `parent` with a reference to each of its pages; none: it is there
+  /// already. Until a checkpoint is attached at or below it the block is of no use, which the tree
+  /// only bears with until then, or until clear().
+  [[nodiscard]] std::optional<NodeId> restore(std::optional<NodeId> parent,
+                                              std::span<const std::int32_t> tokens,
+                                              const CacheSalt& salt, std::span<const PageId> pages);
+  /// A zeroed slot for a checkpoint, pending; one must be reserved.
+  [[nodiscard]] SlotId take_empty_checkpoint();
 
   /// Frees the least recently used end of a path that nobody uses; false when there is none.
   bool evict();

@@ -67,6 +67,27 @@ void StatePool::copy(SlotId to, SlotId from) {
   }
 }
 
+std::int64_t StatePool::record_bytes(std::size_t layer) const {
+  return (specs_[layer].state_floats() + specs_[layer].conv_floats()) *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
+void StatePool::download(std::span<std::byte> to, std::size_t layer, SlotId slot) const {
+  TDM_CHECK(isize(to) == record_bytes(layer), to.size());
+  const std::size_t state_bytes = states(layer, slot).size_bytes();
+  device_.download(to.data(), states(layer, slot).data(), state_bytes);
+  to = to.subspan(state_bytes);
+  device_.download(to.data(), conv(layer, slot).data(), to.size());
+}
+
+void StatePool::upload(std::size_t layer, SlotId slot, std::span<const std::byte> from) {
+  TDM_CHECK(isize(from) == record_bytes(layer), from.size());
+  const std::size_t state_bytes = states(layer, slot).size_bytes();
+  device_.upload(states(layer, slot).data(), from.data(), state_bytes);
+  from = from.subspan(state_bytes);
+  device_.upload(conv(layer, slot).data(), from.data(), from.size());
+}
+
 void StatePool::check_integrity() const {
   std::vector<bool> is_free(owned_.size(), false);
   for (const std::int32_t id : free_.ids()) {

@@ -30,6 +30,12 @@ class StatePool {
   [[nodiscard]] SlotId take_copy(SlotId from);
   void release(SlotId slot);
   void copy(SlotId to, SlotId from);
+  [[nodiscard]] const std::vector<StateSpec>& specs() const { return specs_; }
+  /// Of a slot in one layer: the state, then the convolution window.
+  [[nodiscard]] std::int64_t record_bytes(std::size_t layer) const;
+  /// To host memory: record_bytes(layer) of them.
+  void download(std::span<std::byte> to, std::size_t layer, SlotId slot) const;
+  void upload(std::size_t layer, SlotId slot, std::span<const std::byte> from);
 
   /// Free and owned slots make up the pool, none twice. TDM_CHECK fails otherwise.
   void check_integrity() const;

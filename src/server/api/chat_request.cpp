@@ -79,6 +79,10 @@ std::string read_named_choice(const FieldReader& fields, const std::set<std::str
     return {};
   }
   const FieldReader outer(*choice, fields.problem(), "tool_choice.");
+  if (const std::string type = outer.string("type", "function"); type != "function") {
+    outer.reject("type", fmt::format("tool_choice.type is \"{}\": expected \"function\"", type));
+    return {};
+  }
   const Json* function = outer.object("function");
   const std::string name =
       function == nullptr
@@ -91,6 +95,21 @@ std::string read_named_choice(const FieldReader& fields, const std::set<std::str
                     name));
   }
   return name;
+}
+
+/// Fields of OpenAI's that would change the answer; silence would be a lie.
+void refuse_unsupported(const FieldReader& fields) {
+  for (const std::string_view key : {"functions", "function_call", "audio", "web_search_options"}) {
+    if (const Json* value = fields.find(key); value != nullptr && !is_nothing(*value)) {
+      fields.reject(key, fmt::format("{} is not supported", key));
+    }
+  }
+  for (const std::string& modality : fields.strings("modalities")) {
+    if (modality != "text") {
+      fields.reject("modalities",
+                    fmt::format("modalities has \"{}\": expected \"text\" alone", modality));
+    }
+  }
 }
 
 /// A named choice as the prompt knows it: only this tool, and it is required.
@@ -201,6 +220,7 @@ ChatRequest read_chat_request(const Service& service, const Json& body,
   ChatRequest request;
   PromptPlan& plan = request.plan;
   check_model_name(service, fields);
+  refuse_unsupported(fields);
   plan.sampling = read_sampling(fields, Endpoint::kChat, service.limits);
   plan.sampling.request.priority =
       static_cast<std::int32_t>(fields.integer("priority", 0, {-1000000, 1000000}));
