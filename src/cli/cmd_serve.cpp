@@ -58,11 +58,15 @@ std::string last_name_of(std::string dir) {
 }
 
 /// Reads checkpoints beside the running engine: with threads and memory of its own.
-server::ModelLoader make_loader(const OpTable* ops) {
-  return [ops](const std::string& dir) -> Expected<std::unique_ptr<Model>> {
+/// On the host from any thread; on a device with memory of its own from the engine's only.
+server::ModelLoader make_loader(const ExecCtx& ctx) {
+  return [&ctx](const std::string& dir) -> Expected<std::unique_ptr<Model>> {
+    if (!ctx.device->host_visible()) {
+      return load_model(ctx, dir, {});
+    }
     ThreadPool pool(1);
     Arena workspace;
-    return load_model({ops, &pool, &workspace, nullptr, &host_device()}, dir, {});
+    return load_model({ctx.ops, &pool, &workspace, nullptr, ctx.device}, dir, {});
   };
 }
 
@@ -167,7 +171,7 @@ Expected<ExitCode> run_serve(ServeFlags flags, const GlobalOptions& global,
     return kept.failure();
   }
   server::Server server(std::move(loaded->model), runtime.ctx(), *loaded->tokenizer,
-                        make_loader(runtime.ctx().ops),
+                        make_loader(runtime.ctx()),
                         {flags.http, flags.keys, flags.service, flags.engine, *std::move(kept)});
   write_err(fmt::format("memory plan\n{}", server.loop().stats().plan.to_string()));
   const bool is_any = flags.http.host == "0.0.0.0" || flags.http.host == "::";

@@ -114,6 +114,9 @@ class Engine {
   /// the older ones, the prefix cache too. Unfinished requests go on under the new ones. Without an
   /// argument the version rises by 1.
   void on_weights_changed(std::optional<std::int64_t> version = std::nullopt);
+  /// The same where the model keeps its weights elsewhere from now on: what a device has recorded
+  /// with the old addresses is recorded again.
+  void on_weights_moved();
   [[nodiscard]] std::int64_t weight_version() const { return weight_version_; }
 
   [[nodiscard]] EngineStats stats() const;

@@ -99,4 +99,9 @@ void Engine::on_weights_changed(std::optional<std::int64_t> version) {
   cache_.clear_tree();
 }
 
+void Engine::on_weights_moved() {
+  recordings_.clear();
+  on_weights_changed();
+}
+
 }  // namespace tandem

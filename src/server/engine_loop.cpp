@@ -318,13 +318,13 @@ void EngineLoop::flush_cache(std::function<void(Status)> done) {
   });
 }
 
-void EngineLoop::replace_model(std::unique_ptr<Model> model, std::string label,
+void EngineLoop::replace_model(LoadModel load, std::string label,
                                std::function<void(Status)> done) {
-  const auto shared = std::make_shared<std::unique_ptr<Model>>(std::move(model));
-  post([this, shared, label = std::move(label), done = std::move(done)] {
-    Status status = model_.replace(std::move(*shared));
+  post([this, load = std::move(load), label = std::move(label), done = std::move(done)] {
+    Expected<std::unique_ptr<Model>> model = load();
+    Status status = model ? model_.replace(*std::move(model)) : Status(model.failure());
     if (status) {
-      engine_->on_weights_changed();
+      engine_->on_weights_moved();
       if (cache_file_) {
         cache_file_->on_weights_changed();
       }

@@ -99,10 +99,11 @@ class EngineLoop {
   void resume(std::function<void()> done);
   /// `done` gets why nothing was flushed, or success.
   void flush_cache(std::function<void(Status)> done);
-  /// Between two steps: the old weights are gone afterwards, unfinished samples go on under the new
-  /// ones. `label` names them; empty: their number. `done` gets a sentence when they do not fit.
-  void replace_model(std::unique_ptr<Model> model, std::string label,
-                     std::function<void(Status)> done);
+  using LoadModel = std::function<Expected<std::unique_ptr<Model>>()>;
+  /// Between two steps, `load` included: the old weights are gone afterwards, unfinished samples go
+  /// on under the new ones. `label` names them; empty: their number. `done` gets a sentence when
+  /// they cannot be had or do not fit, and the old ones stay.
+  void replace_model(LoadModel load, std::string label, std::function<void(Status)> done);
   void set_weight_label(std::string label, std::function<void()> done);
   /// Ends what is unfinished with an error and the thread with it; later commands are dropped.
   void stop();
@@ -117,8 +118,9 @@ class EngineLoop {
   [[nodiscard]] std::string weight_label(std::int64_t version) const;
   [[nodiscard]] const EngineOptions& options() const { return options_; }
   [[nodiscard]] std::int64_t vocab_size() const { return vocab_size_; }
-  /// On a device with memory of its own a step is recorded with the addresses of the weights.
-  [[nodiscard]] bool can_replace_model() const { return ctx_.device->host_visible(); }
+  /// Whether a model may be loaded beside running steps. A device with memory of its own is the
+  /// engine's thread's alone: there replace_model() is the place.
+  [[nodiscard]] bool can_load_beside() const { return ctx_.device->host_visible(); }
   /// Every invariant, on the engine's thread; returns when it held. For tests.
   void check_integrity();
 

@@ -134,18 +134,19 @@ void answer_update(Service& service, const ExchangePtr& exchange, const Status& 
 /// Reads the checkpoint as a whole beside the live weights, so that a bad one changes nothing.
 void update_weights(Service& service, const ExchangePtr& exchange, const std::string& dir,
                     std::string label) {
-  Expected<std::unique_ptr<Model>> model = fail("not read");
-  try {
-    model = service.loader(dir);
-  } catch (const std::exception& error) {
-    model = fail("{}: {}", dir, error.what());
-  }
-  if (!model) {
-    answer_update(service, exchange, model.failure());
-    return;
+  EngineLoop::LoadModel load = [&service, dir]() -> Expected<std::unique_ptr<Model>> {
+    try {
+      return service.loader(dir);
+    } catch (const std::exception& error) {
+      return fail("{}: {}", dir, error.what());
+    }
+  };
+  if (service.loop.can_load_beside()) {
+    const auto model = std::make_shared<Expected<std::unique_ptr<Model>>>(load());
+    load = [model] { return std::move(*model); };
   }
   service.loop.replace_model(
-      *std::move(model), std::move(label),
+      std::move(load), std::move(label),
       [&service, exchange](const Status& status) { answer_update(service, exchange, status); });
 }
 
@@ -167,9 +168,6 @@ void handle_update_from_disk(Service& service, const ExchangePtr& exchange) {
   const auto dir = path_below_root(service.options.model_root, path);
   if (!problem && !dir) {
     fields.reject("model_path", "model_path: " + dir.message());
-  }
-  if (!problem && !service.loop.can_replace_model()) {
-    fields.reject("model_path", "weights cannot be replaced on this device yet");
   }
   if (!problem && service.is_updating.exchange(true)) {
     problem.set({409, "conflict", "an update of the weights is under way"});
