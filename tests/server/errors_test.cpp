@@ -91,6 +91,7 @@ std::vector<ErrorCase> chat_cases() {
            R"(,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"wrong"}}}})",
        400, kInvalid, "response_format.json_schema.schema"},
       {chat, "{" + hi + R"(,"regex":"(" })", 400, kInvalid, "regex"},
+      {chat, "{" + hi + R"(,"regex":";" })", 400, kInvalid, "regex"},  // no token has one
       {chat, "{" + hi + R"(,"regex":"a","json_schema":"{}"})", 400, kInvalid, "regex"},
       {chat, "{" + hi + R"(,"ebnf":"root ::= x"})", 400, kInvalid, "ebnf"},
       {chat, "{" + hi + R"(,"reasoning_effort":"hard"})", 400, kInvalid, "reasoning_effort"},

@@ -30,6 +30,19 @@ Expected<std::shared_ptr<const Grammar>> compile_grammar(const GrammarSource& so
   return fail("no grammar");
 }
 
+/// A small vocabulary may lack the characters that every text of a grammar begins with.
+Status check_beginning(const TokenConstraint& constraint, std::int64_t vocab_size) {
+  const std::unique_ptr<TokenConstraint> start = constraint.clone();
+  std::vector<std::uint32_t> mask(static_cast<std::size_t>((vocab_size + 31) / 32), ~0U);
+  if (start->is_active()) {
+    start->fill_mask(mask);
+  }
+  if (std::ranges::all_of(mask, [](std::uint32_t bits) { return bits == 0; })) {
+    return fail("no token of this model's vocabulary can begin such a text");
+  }
+  return Ok{};
+}
+
 }  // namespace
 
 Grammars::Result Grammars::compile_tools(const Key& key) {
@@ -84,6 +97,11 @@ void Grammars::get(const GrammarSource& source, Place place,
   worker_.post([this, key = std::move(key), done] {
     const Clock::time_point start = Clock::now();
     Result result = compile(key);
+    if (result) {
+      if (const Status begins = check_beginning(**result, tokenizer_.vocab_size()); !begins) {
+        result = begins.failure();
+      }
+    }
     metrics_.observe_grammar_compilation(seconds_since(start));
     {
       const std::lock_guard lock(mutex_);
