@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "text/json_text.h"
+#include "text/kimi_markers.h"
 #include "text/utf8.h"
 
 namespace tandem {
@@ -16,23 +17,6 @@ constexpr std::size_t kMaxHeaderBytes = 16 * 1024;
 
 constexpr std::array<std::string_view, 7> kTags = {"think", "response", "tools",  "call",
                                                    "json",  "argument", "message"};
-
-std::int32_t marker_id(const Tokenizer& tokenizer, std::string_view name) {
-  const auto id = tokenizer.special_id(name);
-  TDM_CHECK(id.has_value(), name);
-  return *id;
-}
-
-std::string unescaped(std::string_view value) {
-  std::string out;
-  while (!value.empty()) {
-    const bool is_quote = value.starts_with("&quot;");
-    const bool is_amp = value.starts_with("&amp;");
-    out += is_quote ? '"' : is_amp ? '&' : value.front();
-    value.remove_prefix(is_quote ? 6 : is_amp ? 5 : 1);
-  }
-  return out;
-}
 
 // The value of ` key="value"` among a header's attributes; none when it is missing or torn.
 std::optional<std::string> attribute(std::string_view attributes, std::string_view key) {
@@ -47,7 +31,7 @@ std::optional<std::string> attribute(std::string_view attributes, std::string_vi
       return std::nullopt;
     }
     if (attributes.substr(0, equals) == key) {
-      return to_valid_utf8(unescaped(attributes.substr(equals + 2, end - equals - 2)));
+      return to_valid_utf8(unescape_attribute(attributes.substr(equals + 2, end - equals - 2)));
     }
     attributes.remove_prefix(end + 1);
   }
@@ -64,9 +48,9 @@ bool is_object(std::string_view text) {
 KimiResponseParser::KimiResponseParser(const Tokenizer& tokenizer, bool thinking)
     : tokenizer_(&tokenizer),
       decoder_(tokenizer),
-      open_(marker_id(tokenizer, "<|open|>")),
-      close_(marker_id(tokenizer, "<|close|>")),
-      sep_(marker_id(tokenizer, "<|sep|>")),
+      open_(markers_of(tokenizer).open),
+      close_(markers_of(tokenizer).close),
+      sep_(markers_of(tokenizer).sep),
       element_(thinking ? Element::kThink : Element::kResponse) {}
 
 std::vector<ResponsePiece> KimiResponseParser::push(std::int32_t id) {

@@ -7,6 +7,7 @@
 #include "core/checked_cast.h"
 #include "text/chat_template.h"
 #include "text/json_text.h"
+#include "text/kimi_markers.h"
 #include "text/utf8.h"
 
 namespace tandem {
@@ -32,7 +33,7 @@ class SegmentWriter {
     for (const Attribute& attribute : attributes) {
       text(" " + attribute.key);
       text("=\"");
-      text(escaped(attribute.value));
+      text(escape_attribute(attribute.value));
       text("\"");
     }
     marker("<|sep|>");
@@ -54,20 +55,6 @@ class SegmentWriter {
   std::vector<Segment> take() { return std::move(segments_); }
 
  private:
-  static std::string escaped(std::string_view value) {
-    std::string out;
-    for (const char c : value) {
-      if (c == '&') {
-        out += "&amp;";
-      } else if (c == '"') {
-        out += "&quot;";
-      } else {
-        out += c;
-      }
-    }
-    return out;
-  }
-
   std::vector<Segment> segments_;
 };
 

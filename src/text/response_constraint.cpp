@@ -121,7 +121,7 @@ class ToolCallBuilder {
 std::unique_ptr<TokenConstraint> make_answer_constraint(const Grammar& grammar,
                                                         std::shared_ptr<const TokenTrie> trie,
                                                         const Tokenizer& tokenizer, bool thinking) {
-  if (!grammar::has_markers(tokenizer)) {
+  if (!has_markers(tokenizer)) {
     return grammar.make_constraint(std::move(trie),
                                    {tokenizer.stop_ids().begin(), tokenizer.stop_ids().end()});
   }
@@ -139,7 +139,7 @@ std::unique_ptr<TokenConstraint> make_answer_constraint(const Grammar& grammar,
 Expected<std::unique_ptr<TokenConstraint>> make_tool_call_constraint(
     std::span<const ToolGrammar> tools, bool parallel, std::shared_ptr<const TokenTrie> trie,
     const Tokenizer& tokenizer, bool thinking, const GrammarLimits& limits) {
-  if (!grammar::has_markers(tokenizer)) {
+  if (!has_markers(tokenizer)) {
     return fail("this model has no tool format");
   }
   if (tools.empty()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "text/kimi_markers.h"
 #include "text/kimi_response_parser.h"
 #include "text/stream_decoder.h"
 
@@ -62,8 +63,7 @@ class PlainResponseParser final : public ResponseParser {
 }  // namespace
 
 std::unique_ptr<ResponseParser> make_response_parser(const Tokenizer& tokenizer, bool thinking) {
-  const auto knows = [&](const char* name) { return tokenizer.special_id(name).has_value(); };
-  if (knows("<|open|>") && knows("<|close|>") && knows("<|sep|>")) {
+  if (has_markers(tokenizer)) {
     return std::make_unique<KimiResponseParser>(tokenizer, thinking);
   }
   return std::make_unique<PlainResponseParser>(tokenizer);

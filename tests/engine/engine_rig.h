@@ -35,6 +35,15 @@ struct Rig {
   return {.max_batch_tokens = 16, .max_running_seqs = 6, .max_seq_len = 64, .page_size = 4};
 }
 
+[[nodiscard]] inline std::vector<RequestId> submit_all(Engine& engine,
+                                                       const std::vector<Request>& requests) {
+  std::vector<RequestId> ids;
+  for (const Request& request : requests) {
+    ids.push_back(engine.submit(request).value_or_throw());
+  }
+  return ids;
+}
+
 [[nodiscard]] inline std::vector<std::int32_t> random_tokens(std::int64_t count,
                                                              std::uint64_t key) {
   Rng rng(mix_key({key, 0x70C}));

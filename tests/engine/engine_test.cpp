@@ -120,10 +120,7 @@ TEST(Engine, EventsAddUpToTheOutputs) {
   const auto engine = rig.engine(small_options());
   const std::vector<Request> requests = mixed_requests(9);
   std::unordered_map<std::uint64_t, RequestOutput> streamed;
-  std::vector<RequestId> ids;
-  for (const Request& request : requests) {
-    ids.push_back(engine->submit(request).value_or_throw());
-  }
+  std::vector<RequestId> ids = submit_all(*engine, requests);
   while (engine->has_work()) {
     for (const StepEvent& event : engine->step()) {
       RequestOutput& output = streamed[value_of(event.id)];
@@ -192,10 +189,7 @@ TEST(Engine, NonFiniteLogitsFailTheirRequestOnly) {
   rig.model.nan_after_token = 17;
   const auto engine = rig.engine(small_options());
   const std::vector<Request> requests = mixed_requests(20);
-  std::vector<RequestId> ids;
-  for (const Request& request : requests) {
-    ids.push_back(engine->submit(request).value_or_throw());
-  }
+  std::vector<RequestId> ids = submit_all(*engine, requests);
   engine->run_until_idle();
   int errors = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -213,10 +207,7 @@ TEST(Engine, AFailedStepIsRepeated) {
   Rig rig;
   const auto engine = rig.engine(small_options());
   const std::vector<Request> requests = mixed_requests(5);
-  std::vector<RequestId> ids;
-  for (const Request& request : requests) {
-    ids.push_back(engine->submit(request).value_or_throw());
-  }
+  std::vector<RequestId> ids = submit_all(*engine, requests);
   rig.model.throw_at_call = 0;
   int throws = 0;
   while (engine->has_work()) {

@@ -138,10 +138,7 @@ TEST(Equality, PreemptedAtEveryStep) {
     options.max_batch_tokens = 40;  // a sequence must be able to advance between two preemptions
     const auto engine = rig.engine(options);
     const std::vector<Request> requests = mixed_requests(6);
-    std::vector<RequestId> ids;
-    for (const Request& request : requests) {
-      ids.push_back(engine->submit(request).value_or_throw());
-    }
+    std::vector<RequestId> ids = submit_all(*engine, requests);
     for (std::int64_t step = 1; engine->has_work(); ++step) {
       engine->step();
       if (step % every == 0) {

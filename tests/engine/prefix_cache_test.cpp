@@ -354,10 +354,7 @@ TEST(PrefixCache, AFailedStepLosesNothing) {
   for (std::uint64_t i = 0; i < 5; ++i) {
     requests.push_back(cacheable_request(longer(random_tokens(18, 1), 7, i), 12, i));
   }
-  std::vector<RequestId> ids;
-  for (const Request& request : requests) {
-    ids.push_back(engine->submit(request).value_or_throw());
-  }
+  std::vector<RequestId> ids = submit_all(*engine, requests);
   rig.model.throw_at_call = 1;
   while (engine->has_work()) {
     try {

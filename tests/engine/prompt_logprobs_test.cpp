@@ -58,10 +58,7 @@ TEST(PromptLogprobs, PreemptedAtEveryStep) {
     options.max_batch_tokens = 40;
     const auto engine = rig.engine(options);
     const std::vector<Request> requests = scored_requests(9);
-    std::vector<RequestId> ids;
-    for (const Request& request : requests) {
-      ids.push_back(engine->submit(request).value_or_throw());
-    }
+    std::vector<RequestId> ids = submit_all(*engine, requests);
     for (std::int64_t step = 1; engine->has_work(); ++step) {
       engine->step();
       if (step % every == 0) {

@@ -283,10 +283,7 @@ TEST(Pause, FreezesOrRetracts) {
     Rig rig;
     const auto engine = rig.engine(small_options());
     const std::vector<Request> requests = mixed_requests(5);
-    std::vector<RequestId> ids;
-    for (const Request& request : requests) {
-      ids.push_back(engine->submit(request).value_or_throw());
-    }
+    std::vector<RequestId> ids = submit_all(*engine, requests);
     engine->step();
     engine->step();
     engine->pause(mode);

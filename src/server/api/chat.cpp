@@ -170,14 +170,7 @@ void ChatForm::send_chunk(const GenerationState& state, const Sample& sample,
   if (returns_token_ids_) {
     choice["token_ids"] = take_ids(sample);
   }
-  OrderedJson chunk = answer_head(state, "chat.completion.chunk");
-  chunk["choices"] = OrderedJson::array({std::move(choice)});
-  if (stream_.continuous_usage) {
-    chunk["usage"] = usage_json(state);
-  } else if (stream_.include_usage) {
-    chunk["usage"] = nullptr;
-  }
-  send(to_line(chunk));
+  send(choice_event(state, "chat.completion.chunk", stream_, std::move(choice)));
 }
 
 void ChatForm::advance(const GenerationState& state, const Sample& sample, const Delta& delta,
@@ -221,14 +214,9 @@ void ChatForm::advance(const GenerationState& state, const Sample& sample, const
 }
 
 void ChatForm::end(const GenerationState& state, const Send& send) {
-  if (!stream_.include_usage) {
-    return;
+  if (stream_.include_usage) {
+    send(usage_event(state, "chat.completion.chunk"));
   }
-  OrderedJson chunk = answer_head(state, "chat.completion.chunk");
-  chunk["choices"] = OrderedJson::array();
-  chunk["usage"] = usage_json(state);
-  add_version(chunk, state);
-  send(to_line(chunk));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "text/json_text.h"
+#include "text/kimi_markers.h"
 
 namespace tandem::server {
 namespace {
@@ -24,10 +25,6 @@ std::string path_in(const std::string& message) {
     text.replace(at, 3, "].");
   }
   return text.substr(0, text.find(": "));
-}
-
-bool has_channels(const Tokenizer& tokenizer) {
-  return tokenizer.special_id("<|open|>").has_value();
 }
 
 /// Names of the declared tools. Problems: entries that are not functions, names that repeat.
@@ -133,7 +130,7 @@ std::string with_single_tool(const std::string& body_text, const std::string& na
 }
 
 bool ends_with_open_think(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {
-  if (!has_channels(tokenizer)) {
+  if (!has_markers(tokenizer)) {
     return false;
   }
   const std::array<Segment, 3> opening{Segment{"<|open|>", true}, Segment{"think", false},
@@ -193,7 +190,7 @@ Conversation read_conversation(const Service& service, const Json& body,
     problem.reject(path_in(conversation.message()), conversation.message());
     return {};
   }
-  if (!has_channels(service.tokenizer)) {
+  if (!has_markers(service.tokenizer)) {
     conversation->thinking = false;
   }
   return *std::move(conversation);
@@ -202,7 +199,7 @@ Conversation read_conversation(const Service& service, const Json& body,
 std::vector<std::int32_t> render(const Service& service, const Conversation& conversation,
                                  Problem& problem) {
   Conversation shown = conversation;
-  if (!has_channels(service.tokenizer)) {
+  if (!has_markers(service.tokenizer)) {
     // A plain prompt has no place to tell the format; the grammar enforces it all the same.
     shown.response_format = ResponseFormat::kText;
   }

@@ -181,25 +181,13 @@ void CompletionForm::advance(const GenerationState& state, const Sample& sample,
     choice["finish_reason"] = sample.finish_reason;
     choice["matched_stop"] = matched_stop(sample);
   }
-  OrderedJson chunk = answer_head(state, "text_completion");
-  chunk["choices"] = OrderedJson::array({std::move(choice)});
-  if (stream_.continuous_usage) {
-    chunk["usage"] = usage_json(state);
-  } else if (stream_.include_usage) {
-    chunk["usage"] = nullptr;
-  }
-  send(to_line(chunk));
+  send(choice_event(state, "text_completion", stream_, std::move(choice)));
 }
 
 void CompletionForm::end(const GenerationState& state, const Send& send) {
-  if (!stream_.include_usage) {
-    return;
+  if (stream_.include_usage) {
+    send(usage_event(state, "text_completion"));
   }
-  OrderedJson chunk = answer_head(state, "text_completion");
-  chunk["choices"] = OrderedJson::array();
-  chunk["usage"] = usage_json(state);
-  add_version(chunk, state);
-  send(to_line(chunk));
 }
 
 std::vector<std::vector<std::int32_t>> read_prompts(const Service& service,

@@ -1,6 +1,7 @@
 #include "server/api/form_json.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/utf8.h"
 
@@ -40,6 +41,26 @@ OrderedJson answer_head(const GenerationState& state, const std::string& object)
           {"object", object},
           {"created", state.created},
           {"model", state.service.options.served_name}};
+}
+
+std::string choice_event(const GenerationState& state, const std::string& object,
+                         const StreamFields& stream, OrderedJson choice) {
+  OrderedJson chunk = answer_head(state, object);
+  chunk["choices"] = OrderedJson::array({std::move(choice)});
+  if (stream.continuous_usage) {
+    chunk["usage"] = usage_json(state);
+  } else if (stream.include_usage) {
+    chunk["usage"] = nullptr;
+  }
+  return to_line(chunk);
+}
+
+std::string usage_event(const GenerationState& state, const std::string& object) {
+  OrderedJson chunk = answer_head(state, object);
+  chunk["choices"] = OrderedJson::array();
+  chunk["usage"] = usage_json(state);
+  add_version(chunk, state);
+  return to_line(chunk);
 }
 
 void add_version(OrderedJson& answer, const GenerationState& state) {

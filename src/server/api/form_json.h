@@ -24,6 +24,11 @@ struct StreamFields {
 
 /// {"id", "object", "created", "model"}, with which all answers of /v1/ begin.
 [[nodiscard]] OrderedJson answer_head(const GenerationState& state, const std::string& object);
+/// One event of a stream of /v1/ with one choice, and with the usage it asked for.
+[[nodiscard]] std::string choice_event(const GenerationState& state, const std::string& object,
+                                       const StreamFields& stream, OrderedJson choice);
+/// The event without a choice that ends a stream which asked for its usage.
+[[nodiscard]] std::string usage_event(const GenerationState& state, const std::string& object);
 /// "metadata" and "system_fingerprint".
 void add_version(OrderedJson& answer, const GenerationState& state);
 

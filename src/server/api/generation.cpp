@@ -251,14 +251,7 @@ void Generation::fail_with(const ApiError& error) {
   is_over_ = true;
   if (job_) {
     service_.loop.abort(*job_);
-  }
-  for (const Sample& sample : state_.samples) {
-    if (!sample.is_finished && job_) {
-      SampleRecord lost;
-      lost.completion_tokens = isize(sample.tokens);
-      lost.finish_reason = "error";
-      service_.metrics.observe(lost);
-    }
+    record_lost("error");
   }
   // One of the two is ignored, by whether the stream has begun.
   exchange_->respond(error_response(error));
@@ -275,11 +268,15 @@ void Generation::on_client_gone() {
   if (job_) {
     service_.loop.abort(*job_);
   }
+  record_lost("abort");
+}
+
+void Generation::record_lost(const char* finish_reason) {
   for (const Sample& sample : state_.samples) {
     if (!sample.is_finished) {
       SampleRecord lost;
       lost.completion_tokens = isize(sample.tokens);
-      lost.finish_reason = "abort";
+      lost.finish_reason = finish_reason;
       service_.metrics.observe(lost);
     }
   }

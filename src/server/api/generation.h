@@ -99,6 +99,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void answer();
   void fail_with(const ApiError& error);
   void record(const Sample& sample);
+  /// Counts the samples that did not finish.
+  void record_lost(const char* finish_reason);
   void on_client_gone();
 
   Service& service_;

@@ -12,14 +12,6 @@ namespace {
 // Longer headers are none of those that the model may write.
 constexpr std::size_t kMaxHeaderBytes = 64;
 
-std::string escaped(std::string_view value) {
-  std::string out;
-  for (const char c : value) {
-    out += c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
-  }
-  return out;
-}
-
 void append(std::vector<std::int32_t>& ids, std::span<const std::int32_t> more) {
   ids.insert(ids.end(), more.begin(), more.end());
 }
@@ -121,7 +113,7 @@ class MarkupConstraint final : public TokenConstraint {
 
   // Tokens of the think channel, and the markup that may end it.
   void accept_thought(std::int32_t id) {
-    const Markers& markers = graph_->markers();
+    const KimiMarkers& markers = graph_->markers();
     if (id == markers.open || id == markers.close) {
       header_.emplace(1, id == markers.open ? '+' : '-');
     } else if (id != markers.sep) {
@@ -153,17 +145,6 @@ class MarkupConstraint final : public TokenConstraint {
 };
 
 }  // namespace
-
-bool has_markers(const Tokenizer& tokenizer) {
-  return tokenizer.special_id("<|open|>") && tokenizer.special_id("<|close|>") &&
-         tokenizer.special_id("<|sep|>");
-}
-
-Markers markers_of(const Tokenizer& tokenizer) {
-  TDM_CHECK(has_markers(tokenizer));
-  return {*tokenizer.special_id("<|open|>"), *tokenizer.special_id("<|close|>"),
-          *tokenizer.special_id("<|sep|>")};
-}
 
 MarkupGraph::MarkupGraph(const Tokenizer& tokenizer, std::shared_ptr<const TokenTrie> trie)
     : tokenizer_(&tokenizer),
@@ -250,7 +231,7 @@ std::vector<std::int32_t> MarkupGraph::attribute_end() const {
 std::vector<std::int32_t> MarkupGraph::attribute(std::string_view key,
                                                  std::string_view value) const {
   std::vector<std::int32_t> ids = attribute_begin(key);
-  append(ids, tokenizer_->encode(escaped(value)));
+  append(ids, tokenizer_->encode(escape_attribute(value)));
   append(ids, attribute_end());
   return ids;
 }

@@ -10,19 +10,11 @@
 #include <vector>
 
 #include "text/grammar/token_trie.h"
+#include "text/kimi_markers.h"
 #include "text/token_constraint.h"
 #include "text/tokenizer.h"
 
 namespace tandem::grammar {
-
-/// The ids of K3's markers.
-struct Markers {
-  std::int32_t open = -1;
-  std::int32_t close = -1;
-  std::int32_t sep = -1;
-};
-[[nodiscard]] bool has_markers(const Tokenizer& tokenizer);
-[[nodiscard]] Markers markers_of(const Tokenizer& tokenizer);
 
 struct MarkupNode {
   std::vector<std::pair<std::int32_t, std::int32_t>> edges;  // token id, node
@@ -69,7 +61,7 @@ class MarkupGraph {
   [[nodiscard]] const MarkupNode& node(std::int32_t idx) const {
     return nodes_[static_cast<std::size_t>(idx)];
   }
-  [[nodiscard]] const Markers& markers() const { return markers_; }
+  [[nodiscard]] const KimiMarkers& markers() const { return markers_; }
   [[nodiscard]] const TokenTrie& trie() const { return *trie_; }
   [[nodiscard]] std::span<const std::int32_t> count_ids(std::int32_t call) const {
     return counts_[static_cast<std::size_t>(call)];
@@ -83,7 +75,7 @@ class MarkupGraph {
  private:
   const Tokenizer* tokenizer_;
   std::shared_ptr<const TokenTrie> trie_;
-  Markers markers_;
+  KimiMarkers markers_;
   std::vector<MarkupNode> nodes_;
   std::vector<std::vector<std::int32_t>> counts_;  // ids of "1", "2", ...
   std::vector<std::int32_t> stop_ids_;

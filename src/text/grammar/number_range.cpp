@@ -91,13 +91,15 @@ class Side {
                         : nfa_.bytes('0', byte(static_cast<char>(c - 1)));
   }
 
+  void add_alternative(Part whole, Part part) {
+    nfa_.add_empty_edge(whole.start, part.start);
+    nfa_.add_empty_edge(part.end, whole.end);
+  }
+
   Part fraction_at_least() {
     const std::string& fraction = value_.fraction;
     const Part whole = nfa_.never();
-    const auto add = [&](Part part) {
-      nfa_.add_empty_edge(whole.start, part.start);
-      nfa_.add_empty_edge(part.end, whole.end);
-    };
+    const auto add = [&](Part part) { add_alternative(whole, part); };
     for (std::size_t i = 0; i < fraction.size(); ++i) {
       const Part same = nfa_.literal(fmt::format(".{}", fraction.substr(0, i)));
       add(nfa_.sequence(same, nfa_.sequence(beyond(fraction[i], '>'), digits())));
@@ -114,10 +116,7 @@ class Side {
   Part fraction_at_most() {
     const std::string& fraction = value_.fraction;
     const Part whole = nfa_.never();
-    const auto add = [&](Part part) {
-      nfa_.add_empty_edge(whole.start, part.start);
-      nfa_.add_empty_edge(part.end, whole.end);
-    };
+    const auto add = [&](Part part) { add_alternative(whole, part); };
     for (std::size_t i = 0; i < fraction.size(); ++i) {
       const Part same = nfa_.literal(fmt::format(".{}", fraction.substr(0, i)));
       add(nfa_.sequence(same, nfa_.sequence(beyond(fraction[i], '<'), digits())));
